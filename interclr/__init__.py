@@ -1,0 +1,32 @@
+"""InterCLR: visual representations from unlabelled images, by relating different images to each other."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from interclr.bank import MemoryBank
+    from interclr.config import Settings, load_settings
+    from interclr.engine.pretrain import pretrain
+    from interclr.engine.run import Run, embed, load
+
+_HOMES = {
+    "MemoryBank": "interclr.bank",
+    "Run": "interclr.engine.run",
+    "Settings": "interclr.config",
+    "embed": "interclr.engine.run",
+    "load": "interclr.engine.run",
+    "load_settings": "interclr.config",
+    "pretrain": "interclr.engine.pretrain",
+}
+__all__ = ["MemoryBank", "Run", "Settings", "embed", "load", "load_settings", "pretrain"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first used: ``interclr --help`` need not wait for torch."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'interclr' has no attribute {name!r}")

@@ -1,0 +1,157 @@
+"""The command line: parse, call, print. Errors a user can mend are one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from interclr.types import UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Learn visual representations from unlabelled images by relating different images to each other.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Get, pack and check image sets.")
+app.add_typer(data_app, name="data")
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="A recipe (see: interclr recipes) and key.sub=value …")]
+console = Console(highlight=False, soft_wrap=True)
+
+
+def recipe_and_overrides(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """The word without '=' is the recipe; there may be one."""
+    plain = [word for word in words or [] if "=" not in word]
+    if len(plain) > 1:
+        raise UserError(f"one recipe at a time, not {' and '.join(plain)}; overrides are written key.sub=value")
+    return (plain[0] if plain else None), [word for word in words or [] if "=" in word]
+
+
+@app.command()
+def pretrain(
+    words: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="Folder, list file, packed store or built-in name.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default runs/RECIPE-TIME.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out exactly where it stopped.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+) -> None:
+    """Pre-train a backbone. Without arguments: the default recipe on the embedded synthetic set."""
+    from interclr.config import load_settings
+    from interclr.engine import pretrain as train
+
+    recipe, overrides = recipe_and_overrides(words)
+    overrides = [f"data.source={json.dumps(data)}"] * (data is not None) + overrides
+    overrides += [f"engine.device={json.dumps(device)}"] * (device is not None)
+    if resume:
+        if out is None:
+            raise UserError("--resume needs the run folder: add --out DIR")
+        if not out.is_dir():
+            raise UserError(f"--resume: there is no run in {out}")
+        if recipe is None and (out / "resolved.yaml").is_file():
+            recipe = str(out / "resolved.yaml")
+    name = recipe or ("default" if data is None else "folder")
+    folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    train(load_settings(name, overrides), folder, resume=resume)
+
+
+@app.command()
+def config(words: Overrides = None) -> None:
+    """Print the whole settings tree of a recipe with overrides, checked."""
+    from interclr.config import dump, load_settings
+
+    recipe, overrides = recipe_and_overrides(words)
+    console.print(dump(load_settings(recipe or "default", overrides)), markup=False, end="")
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes."""
+    from interclr.config import load_settings, recipe_names
+
+    for name in recipe_names():
+        settings = load_settings(name)
+        branch = "" if settings.inter is None else f", λ={settings.inter.intra_weight}, k={settings.inter.clusters}"
+        console.print(
+            f"{name:28} {settings.method.name} on {settings.data.source}, {settings.model.backbone}, "
+            f"{settings.schedule.epochs} epochs{branch}",
+            markup=False,
+        )
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100, stl10, voc07, voc0712")],
+    root: Annotated[Path | None, typer.Option(help="Where sets lie; $INTERCLR_DATA or ./data by default.")] = None,
+) -> None:
+    """Download a built-in set."""
+    from interclr.data.builtin import get
+
+    get(name, root, lambda text: console.print(text, markup=False))
+
+
+@data_app.command("pack")
+def data_pack(
+    source: Annotated[str, typer.Argument(help="Folder, list file or built-in name.")],
+    destination: Annotated[Path, typer.Argument(help="A new folder for the packed store.")],
+    image_format: Annotated[str, typer.Option("--format", help="auto, jpeg or raw")] = "auto",
+    max_side: Annotated[int | None, typer.Option(help="Shrink images whose longer side is larger.")] = None,
+    split: Annotated[str, typer.Option(help="train or test")] = "train",
+) -> None:
+    """Turn images into one store that loads fast."""
+    from interclr.data.builtin import open_source
+    from interclr.data.packed import pack
+    from interclr.engine.progress import Screen
+
+    with Screen(console).working("packing") as progress:
+        report = pack(
+            open_source(source, split), destination, image_format=image_format, max_side=max_side, progress=progress
+        )
+    console.print(str(report), markup=False)
+
+
+@data_app.command("check")
+def data_check(
+    source: Annotated[str, typer.Argument(help="Folder, list file or built-in name.")],
+    report_file: Annotated[Path | None, typer.Option("--json", help="Also write the whole report here.")] = None,
+) -> None:
+    """Find unreadable, truncated and odd images and exact duplicates. Exits with 1 where images are unreadable."""
+    from interclr.data.builtin import open_source
+    from interclr.data.check import check
+    from interclr.engine.progress import Screen
+
+    screen = Screen(console)
+    with screen.working("checking") as progress:
+        report = check(open_source(source), progress=progress)
+    rows = [(kind, f"{count:,}", examples) for kind, count, examples in report.summary()]
+    screen.table(f"{source}: {report.count:,} images", rows, ("finding", "images", "for instance"))
+    if report_file is not None:
+        report_file.write_text(report.to_json())
+    if report.unreadable:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point: turns ``UserError`` into one line and exit code 2."""
+    warnings.showwarning = lambda message, *_: print(f"! {message}", file=sys.stderr)
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""One typed configuration tree, YAML recipes that extend each other, and dotted overrides.
+
+A typo, a wrong type or an impossible value becomes one line that names the key and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from interclr.data.views import View
+from interclr.intra import MethodConfig, MoCoConfig
+from interclr.learner import InterConfig, MarginKind
+from interclr.models import BackboneConfig
+from interclr.optim import OptimiserConfig, SGDConfig
+from interclr.types import Config, UserError
+
+Count = Annotated[int, Field(ge=1)]
+Auto = Literal["auto"]
+Triple = tuple[float, float, float]
+IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
+IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+
+
+class DataConfig(Config):
+    source: str = "synthetic"  # a built-in name, a folder, a list file or a packed store
+    root: Path | None = None  # where built-in sets lie; None: $INTERCLR_DATA or ./data
+    image_size: Annotated[int, Field(ge=8)] | Auto = "auto"  # side of the views
+    max_side: Annotated[int, Field(ge=8)] | Auto = "auto"  # larger images are shrunk when decoded
+    batch: Count | Auto = "auto"  # images per micro-batch, over all ranks
+    resident: bool | Auto = "auto"  # keep the whole set in the memory of the device
+    workers: Annotated[int, Field(ge=0)] | Auto = "auto"  # decoding processes of a streamed set
+    unreadable: Literal["skip", "fail"] = "skip"  # skip: counted, named and replaced within the batch
+    hold_out: Annotated[int, Field(ge=0)] = 0  # last images of a seeded shuffle kept from training, for choices
+    mean: Triple = IMAGENET_MEAN
+    std: Triple = IMAGENET_STD
+
+
+class ModelConfig(BackboneConfig):
+    backbone: str = "auto"
+    stem: Literal["standard", "strided", "small", "auto"] = "auto"  # type: ignore[assignment]
+    width: Annotated[int, Field(ge=4)] | Auto = "auto"  # type: ignore[assignment]
+
+
+class ScheduleConfig(Config):
+    epochs: Count | Auto = "auto"
+    warmup_epochs: Annotated[float, Field(ge=0)] = 0  # of the learning rate
+
+
+class EngineConfig(Config):
+    device: str = "auto"  # auto, cpu, cuda, cuda:1 …
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    mode: Literal["auto", "eager", "compile"] = "auto"
+    channels_last: bool = True
+    accumulate: Count = 1  # micro-batches per optimiser step
+    deterministic: bool = True  # repeatable kernels: what makes resume bit-exact
+    log_every: Count = 10  # micro-batches between lines of metrics.jsonl
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+
+
+class CheckpointConfig(Config):
+    every_epochs: Count | Auto = "auto"
+    every_minutes: Annotated[float, Field(gt=0)] = 15
+    keep: Count = 2
+
+
+class MonitorConfig(Config):
+    every_epochs: Annotated[int, Field(ge=0)] | Auto = "auto"  # k-NN and health during training; 0: only at the end
+    k: Count | Auto = "auto"
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+    limit: Count = 50_000  # training images that serve as the k-NN bank, at most
+
+
+class Settings(Config):
+    """The whole tree. ``interclr config RECIPE`` prints it."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataConfig = DataConfig()
+    views: Annotated[tuple[View, ...], Field(min_length=1, max_length=2)] = (View(), View())
+    model: ModelConfig = ModelConfig()
+    method: MethodConfig = MoCoConfig(queue="auto")
+    margin: Annotated[float, Field(ge=-2, le=2)] = 0.0  # of the intra loss
+    margin_kind: MarginKind = "cosine"
+    inter: InterConfig | None = None
+    optimiser: OptimiserConfig = SGDConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    engine: EngineConfig = EngineConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    monitor: MonitorConfig = MonitorConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        if self.method.name != "npidv2" and len(self.views) != 2:
+            raise ValueError(f"views: method {self.method.name} compares two views of an image; give two")
+        if self.method.name == "npidv2" and self.inter is not None and self.inter.head == "separate":
+            raise ValueError("inter.head: npidv2 keeps one bank for both branches; use shared")
+        return self
+
+
+Tree = dict[str, Any]
+
+
+def recipe_names() -> list[str]:
+    """Every recipe that ships with the package, without the building blocks in sub-folders."""
+    folder = resources.files("interclr") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_settings(recipe: str = "default", overrides: Iterable[str] = ()) -> Settings:
+    """A recipe by name or YAML file, with ``a.b=c`` overrides, checked."""
+    tree = load_recipe(recipe)
+    for override in overrides:
+        tree = merge(tree, parse_override(override))
+    return settings_from(tree)
+
+
+def load_recipe(recipe: str) -> Tree:
+    """Read a recipe; ``extends: [a, b]`` merges those first, in order. Names may be blocks such as views/mocov2."""
+    path = Path(recipe)
+    bundled = resources.files("interclr") / "recipes" / f"{recipe}.yaml"
+    if bundled.is_file():
+        text, where = bundled.read_text(), recipe
+    elif path.suffix in (".yaml", ".yml") and path.is_file():
+        text, where = path.read_text(), str(path)
+    else:
+        close = difflib.get_close_matches(recipe, recipe_names(), 3, 0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(recipe_names())}"
+        raise UserError(f"no recipe {recipe!r}: {hint} (or give a .yaml file)")
+    try:
+        own = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(own, dict):
+        raise UserError(f"{where}: a recipe is a mapping of keys to values")
+    bases = own.pop("extends", [])
+    tree: Tree = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        tree = merge(tree, load_recipe(base))
+    return merge(tree, own)
+
+
+def parse_override(text: str) -> Tree:
+    """``a.b=c`` → {a: {b: c}}; the value is YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"{text!r} is not an override: write key.sub=value")
+    try:
+        tree: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UserError(f"{key}: {value!r} is not a YAML value") from error
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    assert isinstance(tree, dict)
+    return tree
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Tree:
+    """Mappings merge key by key; one that names another component (another ``name``) replaces the old one whole."""
+    result = dict(base)
+    for key, value in change.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        if not both or ("name" in value and value["name"] != old.get("name", value["name"])):
+            result[key] = value
+        else:
+            result[key] = merge(old, value)
+    return result
+
+
+def settings_from(tree: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(explain(error)) from error
+
+
+def dump(settings: Settings) -> str:
+    """The whole tree as YAML that ``load_settings`` reads back to an equal tree."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def explain(error: ValidationError) -> str:
+    """Pydantic's errors as one line per key: the dotted path, what is wrong, what is allowed."""
+    lines: dict[str, list[str]] = {}
+    for item in error.errors():
+        path, model = _walk(item["loc"])
+        lines.setdefault(path, [])
+        if item["type"] == "extra_forbidden":
+            allowed = list(model.model_fields) if model is not None else []
+            close = difflib.get_close_matches(path.rsplit(".", 1)[-1], allowed, 1, 0.6)
+            hint = f"did you mean {close[0]}? " if close else ""
+            lines[path].append(f"unknown key; {hint}allowed: {', '.join(allowed)}")
+        elif item["type"] == "value_error":
+            lines[path].append(str(item["ctx"]["error"]))
+        elif item["type"] in ("union_tag_not_found", "union_tag_invalid"):
+            lines[path].append(f"needs a name, one of {item['ctx'].get('expected_tags', '')}".rstrip())
+        else:
+            message = item["msg"][0].lower() + item["msg"][1:]
+            lines[path].append(f"{message} (got {item['input']!r})")
+    return "; ".join(f"{path}: {_joined(messages)}" if path else _joined(messages) for path, messages in lines.items())
+
+
+def _joined(messages: list[str]) -> str:
+    """Alternatives of a union share the value they got: say it once."""
+    got = {message.rpartition(" (got ")[2] for message in messages}
+    if len(messages) > 1 and len(got) == 1 and all(" (got " in message for message in messages):
+        return " or ".join(message.rpartition(" (got ")[0] for message in messages) + f" (got {got.pop()}"
+    return " or ".join(messages)
+
+
+def _walk(location: tuple[int | str, ...]) -> tuple[str, type[Config] | None]:
+    """The dotted path a user would write, and the model that owns its last key: drops pydantic's union tags."""
+    path: list[str] = []
+    owner: type[Config] | None = None
+    candidates: list[Any] = [Settings]
+    for part in location:
+        if isinstance(part, int):
+            path.append(str(part))
+            continue
+        owners = [c for c in candidates if isinstance(c, type) and issubclass(c, Config)]
+        tagged = [c for c in owners if "name" in c.model_fields and c.model_fields["name"].default == part]
+        holding = [c for c in owners if part in c.model_fields]
+        if holding:
+            owner = holding[0]
+            path.append(part)
+            candidates = [leaf for c in holding for leaf in _leaves(c.model_fields[part].annotation)]
+        elif tagged and len(owners) > 1:
+            candidates = tagged
+            owner = tagged[0]
+        elif owners:
+            owner = owners[0] if len(owners) == 1 else owner
+            path.append(part)
+            candidates = []
+    return ".".join(path), owner
+
+
+def _leaves(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Annotated, Union, tuple, list) or type(annotation).__name__ == "UnionType":
+        return [leaf for argument in get_args(annotation) for leaf in _leaves(argument)]
+    return [annotation]

@@ -1,0 +1,189 @@
+"""Look through every image of a source and say what is odd: broken files, rare encodings, exact duplicates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from interclr.data.builtin import BUILT_IN, open_source
+from interclr.data.decode import has_alpha, open_image, orientation, render, to_tensor, unreadable_as
+from interclr.data.folder import names_below
+from interclr.data.packed_store import is_packed
+from interclr.data.parallel import Progress, ordered_map
+from interclr.data.source import FileSource, Source, UnreadableImage
+
+SMALL_SIDE = 32
+EXAMPLES = 3
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_BIT_DEPTH_AT = 24
+TIFF_BITS_PER_SAMPLE = 258
+
+BROKEN = ("unreadable", "truncated", "zero size")  # these images cannot be used; all other kinds can
+
+Digest = bytes  # 16 bytes
+NO_DIGEST: Digest = bytes(16)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    source: str
+    count: int
+    findings: dict[str, list[tuple[str, str]]]  # kind → (name, detail) of each image, in the order of the source
+    duplicate_files: list[list[str]]  # groups of names whose files are equal byte for byte
+    duplicate_pixels: list[list[str]]  # groups that show the same pixels, from files that are not all equal
+
+    @property
+    def unreadable(self) -> int:
+        """Images that cannot be used."""
+        return sum(len(self.findings.get(kind, ())) for kind in BROKEN)
+
+    def summary(self) -> list[tuple[str, int, str]]:
+        """Rows for a table: kind, number of images, a few examples. Of duplicates, the surplus ones count."""
+        rows = []
+        for kind, found in self.findings.items():
+            rows.append((kind, len(found), _examples([f"{name} ({detail})" for name, detail in found])))
+        for kind, groups in (("duplicate files", self.duplicate_files), ("duplicate pixels", self.duplicate_pixels)):
+            if groups:
+                surplus = sum(len(group) - 1 for group in groups)
+                rows.append((kind, surplus, _examples([" = ".join(group[:EXAMPLES]) for group in groups])))
+        return rows
+
+    def to_json(self) -> str:
+        content = {
+            "source": self.source,
+            "count": self.count,
+            "unreadable": self.unreadable,
+            "findings": {
+                kind: [{"name": name, "detail": detail} for name, detail in found]
+                for kind, found in self.findings.items()
+            },
+            "duplicate_files": self.duplicate_files,
+            "duplicate_pixels": self.duplicate_pixels,
+        }
+        return json.dumps(content, indent=1)
+
+
+def check(
+    source: Source | str | Path,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    small: int = SMALL_SIDE,
+) -> CheckReport:
+    """Read every image once. Images whose shorter side is under ``small`` are reported as small."""
+    if not isinstance(source, Source):
+        path = Path(source)
+        # Of a folder everything is looked at, all its splits together.
+        whole = path.is_dir() and not is_packed(path) and str(source) not in BUILT_IN
+        source = FileSource(path, names_below(path)) if whole else open_source(source)
+    count = len(source)
+    findings: dict[str, list[tuple[str, str]]] = {}
+    file_digests = np.zeros((count, 16), dtype=np.uint8)
+    pixel_digests = np.zeros((count, 16), dtype=np.uint8)
+    for index, result in enumerate(ordered_map(_inspector(source, small), count, workers)):
+        kinds, file_digest, pixel_digest = result
+        for kind, detail in kinds:
+            findings.setdefault(kind, []).append((source.name_of(index), detail))
+        file_digests[index] = np.frombuffer(file_digest, np.uint8)
+        pixel_digests[index] = np.frombuffer(pixel_digest, np.uint8)
+        if progress is not None:
+            progress(index + 1, count)
+    same_file = _groups(file_digests)
+    # The same pixels from files that are all equal are no news; one file of another encoding among them is.
+    same_pixels = [group for group in _groups(pixel_digests) if len({file_digests[i].tobytes() for i in group}) > 1]
+    if not file_digests.any():  # no files at all, so equal pixels are all there is to find
+        same_pixels = _groups(pixel_digests)
+
+    def named(groups: list[list[int]]) -> list[list[str]]:
+        return [[source.name_of(index) for index in group] for group in groups]
+
+    return CheckReport(source.name, count, findings, named(same_file), named(same_pixels))
+
+
+Inspection = tuple[list[tuple[str, str]], Digest, Digest]  # (kind, detail)s, digest of the file, of the pixels
+
+
+def _inspector(source: Source, small: int) -> Callable[[int], Inspection]:
+    def inspect(index: int) -> Inspection:
+        kinds: list[tuple[str, str]] = []
+        file_digest = pixel_digest = NO_DIGEST
+        name = source.name_of(index)
+        try:
+            with unreadable_as(name):
+                data = source.encoded(index)
+                if data is None:
+                    pixels = source.read(index)
+                else:
+                    if data:  # empty files are all equal, but duplicates of nothing
+                        file_digest = hashlib.blake2b(data, digest_size=16).digest()
+                    image = open_image(data, name)
+                    kinds += _kinds_of(image, data)
+                    pixels = to_tensor(render(image))
+                height, width = pixels.shape[1:]
+                if min(height, width) < small:
+                    kinds.append(("small", f"{width}×{height}"))
+                content = pixels.numpy().tobytes()
+                pixel_digest = hashlib.blake2b(content, digest_size=16, salt=f"{width}".encode()).digest()
+        except UnreadableImage as error:
+            kinds.append((_broken_kind(error.reason), error.reason))
+        return kinds, file_digest, pixel_digest
+
+    return inspect
+
+
+def _kinds_of(image: Image.Image, data: bytes) -> list[tuple[str, str]]:
+    kinds = []
+    frames = int(getattr(image, "n_frames", 1))
+    if frames > 1 and image.format != "MPO":  # phones put a preview behind a photograph; that is no animation
+        kinds.append(("animated", f"{frames} frames, the first is used"))
+    if image.mode == "CMYK":
+        kinds.append(("CMYK", "converted to RGB without its colour profile"))
+    if _is_deep(image, data):
+        kinds.append(("16-bit", f"{image.format} {image.mode}, scaled to 8 bits"))
+    if has_alpha(image):
+        kinds.append(("alpha", f"{image.mode}, laid on white"))
+    if orientation(image) != 1:
+        kinds.append(("turned", f"EXIF orientation {orientation(image)}, set upright"))
+    return kinds
+
+
+def _is_deep(image: Image.Image, data: bytes) -> bool:
+    """More than 8 bits a channel. Pillow opens deep colour PNG and TIFF as plain RGB, so the file itself is asked."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return True
+    if data.startswith(PNG_SIGNATURE):
+        return data[PNG_BIT_DEPTH_AT] == 16
+    tags = getattr(image, "tag_v2", None)
+    return tags is not None and max(np.atleast_1d(tags.get(TIFF_BITS_PER_SAMPLE, 8))) > 8
+
+
+def _broken_kind(reason: str) -> str:
+    lowered = reason.lower()
+    if "empty" in lowered or "zero size" in lowered:
+        return "zero size"
+    return "truncated" if "truncated" in lowered else "unreadable"
+
+
+def _groups(digests: NDArray[np.uint8]) -> list[list[int]]:
+    """Indices with equal digests, groups in the order of their first member; an all-zero digest stands for none."""
+    if not len(digests):
+        return []
+    keys = np.ascontiguousarray(digests).view("V16").ravel()
+    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    repeated = np.flatnonzero((counts[inverse] > 1) & digests.any(axis=1))
+    groups: dict[int, list[int]] = {}
+    for index in repeated.tolist():
+        groups.setdefault(int(inverse[index]), []).append(index)
+    return list(groups.values())
+
+
+def _examples(items: list[str]) -> str:
+    more = f", and {len(items) - EXAMPLES} more" if len(items) > EXAMPLES else ""
+    return ", ".join(items[:EXAMPLES]) + more

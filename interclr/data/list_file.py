@@ -1,0 +1,117 @@
+"""A text or CSV file that names one image a line: ``path``, ``path label`` or ``path,label``."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from interclr.data.listing import EXTENSIONS
+from interclr.data.names import Names
+from interclr.data.source import FileSource
+from interclr.types import UserError
+
+PATH_COLUMNS = ("path", "file", "filename", "image", "image_path", "file_name", "name")
+LABEL_COLUMNS = ("label", "class", "target", "category", "label_name", "class_name")
+
+# The path ends at the last image extension before a delimiter, so it may itself contain spaces and commas.
+_line = re.compile(
+    rf"""(?P<quote>["']?)(?P<path>.+\.(?:{"|".join(EXTENSIONS)}))(?P=quote)(?:\s*[,;\s]\s*(?P<label>[^,;\t]*).*)?$""",
+    re.IGNORECASE,
+)
+
+
+def open_list(
+    file: Path, max_side: int | None = None, folder: Path | None = None, name: str | None = None
+) -> FileSource:
+    """Open a list; relative paths count from ``folder``, or from the folder that holds the list."""
+    folder = folder or file.parent
+    try:
+        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(f"cannot read the list {file}: {error.strerror}") from None
+    rows = list(_rows(file, text))
+    if not rows:
+        raise UserError(f"the list {file} names no images")
+    paths = [path for path, _ in rows]
+    missing = _missing(folder, paths)
+    if missing:
+        raise UserError(
+            f"{len(missing)} of the {len(paths)} files named in {file} do not exist; the first is {missing[0]!r} "
+            f"(relative paths count from {folder})"
+        )
+    labels, classes = _number([label for _, label in rows], file)
+    return FileSource(folder, Names.of(paths), labels, name=name or str(file), classes=classes, max_side=max_side)
+
+
+def _missing(folder: Path, paths: list[str]) -> list[str]:
+    """Look into each directory once: asking for every file alone takes many times longer on a cold or remote disk."""
+    present: dict[str, frozenset[str]] = {}
+    missing = []
+    for path in paths:
+        directory, name = os.path.split(path)
+        if directory not in present:
+            try:
+                present[directory] = frozenset(os.listdir(os.path.join(folder, directory)))
+            except OSError:
+                present[directory] = frozenset()
+        if name not in present[directory]:
+            missing.append(path)
+    return missing
+
+
+def _rows(file: Path, text: str) -> Iterator[tuple[str, str]]:
+    """Path and label ('' where there is none) of each line."""
+    if "\0" in text:
+        raise UserError(f"the list {file} is not plain text (is it UTF-16? save it as UTF-8)")
+    lines = text.split("\n")  # not splitlines: file names may contain the rarer line breaks
+    header = [column.strip().strip('"').lower() for column in re.split("[,;\t]", lines[0])]
+    path_column = next((column for column in PATH_COLUMNS if column in header), None)
+    if path_column is not None and len(header) > 1:
+        yield from _named_columns(text, header, path_column)
+        return
+    for number, line in enumerate(lines, start=1):
+        line = line.strip()
+        if not line or line.startswith("# "):
+            continue
+        match = _line.match(line)
+        if match:
+            yield match["path"], (match["label"] or "").strip().strip("\"'")
+        elif number > 1:  # a first line that names no image is a header
+            raise UserError(
+                f"{file}, line {number}: no image path in {line[:80]!r} (expected: path, or path and label)"
+            )
+
+
+def _named_columns(text: str, header: list[str], path_column: str) -> Iterator[tuple[str, str]]:
+    """With a header, columns may stand in any order and fields may be quoted."""
+    first_line = text.partition("\n")[0]
+    delimiter = next(mark for mark in "\t;," if mark in first_line)
+    path_at = header.index(path_column)
+    label_at = next((header.index(column) for column in LABEL_COLUMNS if column in header), None)
+    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
+    next(reader)
+    for row in reader:
+        if len(row) > path_at:
+            label = row[label_at].strip() if label_at is not None and len(row) > label_at else ""
+            yield row[path_at].strip(), label
+
+
+def _number(labels: list[str], file: Path) -> tuple[Tensor | None, tuple[str, ...] | None]:
+    """Whole numbers are kept as they are; words are numbered in sorted order; a missing label is -1."""
+    present = {label for label in labels if label}
+    if not present:
+        return None, None
+    if all(re.fullmatch(r"-?\d+", label) for label in present):
+        numbers = torch.tensor([int(label) if label else -1 for label in labels])
+        if int(numbers.min()) < -1:
+            raise UserError(f"{file}: the label {int(numbers.min())} is negative (only -1 is allowed, for unknown)")
+        return numbers, None
+    classes = tuple(sorted(present))
+    number = {name: index for index, name in enumerate(classes)}
+    return torch.tensor([number.get(label, -1) for label in labels]), classes

@@ -1,0 +1,35 @@
+"""Some images of a source, renumbered 0…M−1."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from interclr.data.source import Source
+
+
+class Subset(Source):
+    def __init__(self, source: Source, rows: Sequence[int], name: str | None = None) -> None:
+        self.source, self.rows = source, rows
+        self.name = name or source.name
+        self.classes = source.classes
+        self.labels = None if source.labels is None else source.labels[torch.as_tensor(rows)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name_of(self, index: int) -> str:
+        return self.source.name_of(self.rows[index])
+
+    def read(self, index: int) -> Tensor:
+        return self.source.read(self.rows[index])
+
+    def encoded(self, index: int) -> bytes | None:
+        return self.source.encoded(self.rows[index])
+
+    def _add_to_fingerprint(self, digest: hashlib._Hash) -> None:
+        digest.update(self.source.fingerprint().encode())
+        digest.update(torch.as_tensor(self.rows).numpy().tobytes())

@@ -1,0 +1,332 @@
+"""Random views of a batch of images: torchvision's transforms, batched, with parameters drawn per image.
+
+``torch.rand`` → ``parameters_from_uniforms`` → ``apply_view`` → ``normalise``. All randomness of a view is one table of
+uniform numbers, one row per image of the *global* batch, so that views do not depend on how many ranks share it. Shapes
+never depend on values and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor
+
+from interclr.data.colour import jitter, per_image, rotate_hue, solarise, to_grey
+from interclr.types import Batch, Config, Images, UserError
+
+ATTEMPTS = 10  # torchvision's RandomResizedCrop tries this often before it falls back to a central crop
+# Columns of the table of uniforms: the same for every view, so switching one operation off leaves the others alone.
+AREA = slice(0, ATTEMPTS)
+RATIO = slice(ATTEMPTS, 2 * ATTEMPTS)
+TOP, LEFT, FLIP, JITTER, GREY, BLUR, SIGMA, SOLARISE = range(2 * ATTEMPTS, 2 * ATTEMPTS + 8)
+FACTOR = slice(2 * ATTEMPTS + 8, 2 * ATTEMPTS + 12)
+ORDER = slice(2 * ATTEMPTS + 12, 2 * ATTEMPTS + 16)
+UNIFORMS = 2 * ATTEMPTS + 16
+
+CHUNK_ELEMENTS = 2**25  # source pixels turned into floats at a time (128 MB): bounds memory with large canvases
+
+
+def _increasing(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"the range must be (low, high), but {bounds[0]} > {bounds[1]}")
+    return bounds
+
+
+def _odd(kernel: int | None) -> int | None:
+    if kernel is not None and kernel % 2 == 0:
+        raise ValueError(f"a blur kernel needs a middle pixel, so an odd size, not {kernel}")
+    return kernel
+
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class View(Config):
+    """One kind of random view, in the order applied: crop and flip, jitter, grey, blur, solarise."""
+
+    crop_scale: Annotated[tuple[Fraction, Fraction], AfterValidator(_increasing)] = (0.2, 1.0)  # of the image's area
+    crop_ratio: Annotated[tuple[Positive, Positive], AfterValidator(_increasing)] = (3 / 4, 4 / 3)  # width / height
+    flip: Probability = 0.5
+    jitter: Probability = 0.0  # of the four below, together
+    brightness: Strength = 0.0  # x: factor uniform in [max(0, 1 − x), 1 + x]
+    contrast: Strength = 0.0
+    saturation: Strength = 0.0
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0  # x: uniform in [−x, x] of the colour circle
+    grey: Probability = 0.0
+    blur: Probability = 0.0
+    blur_sigma: Annotated[tuple[Positive, Positive], AfterValidator(_increasing)] = (0.1, 2.0)  # in output pixels
+    blur_kernel: Annotated[int | None, Field(ge=1), AfterValidator(_odd)] = None  # None: about 10 % of the output size
+    solarise: Probability = 0.0
+
+    def kernel(self, output_size: int) -> int:
+        """Width of the blur kernel; SimCLR's rule, 23 at 224 pixels."""
+        return self.blur_kernel or max(3, 2 * round((0.1 * output_size - 1) / 2) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewParameters:
+    """Everything random about one view of B images. ``None``: the view never does this, and no time is spent on it."""
+
+    top: Tensor  # (B,) int64
+    left: Tensor  # (B,) int64
+    height: Tensor  # (B,) int64
+    width: Tensor  # (B,) int64
+    flip: Tensor  # (B,) bool
+    factor: Tensor | None = None  # (B, 3) brightness, contrast, saturation; 1 where not applied
+    hue: Tensor | None = None  # (B,) shift; 0 where not applied
+    order: Tensor | None = None  # (B, 4) int64 jitter operations, first to last; those never used stand last
+    blends: int = 0  # how many of brightness, contrast, saturation the view ever changes
+    grey: Tensor | None = None  # (B,) bool
+    blur_sigma: Tensor | None = None  # (B,) 0 where not blurred
+    solarise: Tensor | None = None  # (B,) bool
+
+
+def parameters_from_uniforms(view: View, uniforms: Tensor, size: Tensor) -> ViewParameters:
+    """Turn (B, ``UNIFORMS``) numbers in [0, 1) and (B, 2) heights and widths into the parameters of a view. Pure."""
+    # In double precision, where the device has it, so that rounding to whole pixels agrees between devices.
+    wide = uniforms.to(torch.float32 if uniforms.device.type == "mps" else torch.float64)
+    top, left, height, width = _crop(view, wide, size)
+    applied = uniforms[:, JITTER] < view.jitter
+    strengths = (view.brightness, view.contrast, view.saturation)
+    blends = sum(strength > 0 for strength in strengths) if view.jitter > 0 else 0
+    coloured = view.jitter > 0 and view.hue > 0
+    factor = hue = order = None
+    if blends:
+        columns = uniforms[:, FACTOR].unbind(1)[:3]
+        ranges = [(max(0.0, 1 - strength), 1 + strength) for strength in strengths]
+        drawn = [low + (high - low) * column for column, (low, high) in zip(columns, ranges, strict=True)]
+        factor = torch.stack(drawn, 1).masked_fill_(~applied[:, None], 1)
+        keys = uniforms[:, ORDER].unbind(1)
+        used = [strength > 0 for strength in (*strengths, view.hue)]
+        order = torch.stack([key if use else key + 1 for key, use in zip(keys, used, strict=True)], 1).argsort(1)
+    if coloured:
+        hue = view.hue * (2 * uniforms[:, FACTOR][:, 3] - 1) * applied
+    low, high = view.blur_sigma
+    sigma = (low + (high - low) * uniforms[:, SIGMA]) * (uniforms[:, BLUR] < view.blur)
+    return ViewParameters(
+        top=top,
+        left=left,
+        height=height,
+        width=width,
+        flip=uniforms[:, FLIP] < view.flip,
+        factor=factor,
+        hue=hue,
+        order=order,
+        blends=blends,
+        grey=uniforms[:, GREY] < view.grey if view.grey > 0 else None,
+        blur_sigma=sigma if view.blur > 0 else None,
+        solarise=uniforms[:, SOLARISE] < view.solarise if view.solarise > 0 else None,
+    )
+
+
+def _crop(view: View, uniforms: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """RandomResizedCrop's window, all attempts at once: top, left, height, width, each (B,) int64."""
+    real = size.to(uniforms.dtype)
+    full_height, full_width = real[:, 0], real[:, 1]
+    (small, large), (narrow, broad) = view.crop_scale, view.crop_ratio
+    area = (small + (large - small) * uniforms[:, AREA]) * (full_height * full_width)[:, None]  # (B, attempts)
+    ratio = narrow * torch.exp(math.log(broad / narrow) * uniforms[:, RATIO])  # uniform in its logarithm
+    heights, widths = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+    fits = (heights > 0) & (widths > 0) & (heights <= full_height[:, None]) & (widths <= full_width[:, None])
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first of equal maxima
+    found = fits.any(1)
+
+    # No attempt fits: the largest central crop whose ratio is within bounds.
+    fallback_height = torch.minimum(full_height, (full_width / narrow).round())
+    fallback_width = torch.minimum(full_width, (full_height * broad).round())
+    height = torch.where(found, heights.gather(1, first)[:, 0], fallback_height)
+    width = torch.where(found, widths.gather(1, first)[:, 0], fallback_width)
+    room, side = full_height - height, full_width - width
+    top = torch.where(found, (uniforms[:, TOP] * (room + 1)).floor().minimum(room), (room / 2).floor())
+    left = torch.where(found, (uniforms[:, LEFT] * (side + 1)).floor().minimum(side), (side / 2).floor())
+    return top.long(), left.long(), height.long(), width.long()
+
+
+def draw_parameters(
+    view: View, size: Tensor, generator: torch.Generator, total: int | None = None, first: int = 0
+) -> ViewParameters:
+    """Parameters for the images of ``size`` (B, 2), rows ``first`` to ``first + B`` of a global batch of ``total``."""
+    rows = len(size)
+    total = rows if total is None else total
+    if first < 0 or first + rows > total:
+        raise ValueError(f"rows {first} to {first + rows} do not lie within a global batch of {total}")
+    uniforms = torch.rand((total, UNIFORMS), generator=generator, device=size.device)
+    return parameters_from_uniforms(view, uniforms[first : first + rows], size)
+
+
+def resize_weights(canvas: int, start: Tensor, length: Tensor, scale: Tensor, output: Tensor) -> Tensor:
+    """Antialiased bilinear resampling of one axis as a matrix (B, S, canvas), the same as ``F.interpolate``'s.
+
+    Output pixel ``output[b, s]`` (B, S) of image ``b`` is centred at ``scale · (output + ½)`` in the window
+    ``[start, start + length)`` of the canvas; pixels outside it get no weight. The other tensors are (B, 1).
+    """
+    source = torch.arange(canvas, device=start.device, dtype=start.dtype) - start  # (B, canvas)
+    outside = (source < 0) | (source >= length)
+    source = (source + 0.5).masked_fill_(outside, 1e9)  # beyond the reach of any filter
+    centre = scale * (output + 0.5)  # (B, S)
+    reach = scale.clamp_min(1)  # the triangle widens when shrinking
+    weights = (
+        (source[:, None] - centre[:, :, None]).mul_(per_image(1 / reach[:, 0])).abs_().neg_().add_(1).clamp_min_(0)
+    )
+    return weights.div_(weights.sum(2, keepdim=True))
+
+
+def resample(image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """``rows @ image @ columnsᵀ`` for each channel: (B, 3, H, W), (B, S, H), (B, S, W) → (B, 3, S, S).
+
+    The channels lie side by side, so that both products are plain batched ones without repeating the matrices. The
+    result's channel planes are outermost in memory, so each is contiguous, which suits the colour operations.
+    """
+    batch, channels, height, width = image.shape
+    size = rows.shape[1]
+    beside = image.new_empty((batch, height, channels, width), dtype=rows.dtype).copy_(image.transpose(1, 2))
+    mixed = torch.bmm(rows, beside.view(batch, height, channels * width))  # (B, S, 3W)
+    mixed = torch.bmm(mixed.view(batch, size * channels, width), columns.transpose(1, 2))  # (B, 3S, S)
+    return mixed.view(batch, size, channels, size).permute(2, 0, 1, 3).contiguous().transpose(0, 1)
+
+
+def _resize(
+    pixels: Tensor, window: tuple[Tensor, ...], scale: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Resample the ``window`` (top, left, height, width) of each image, in chunks of a fixed number of images."""
+    real = pixels.dtype if pixels.is_floating_point() else torch.float32
+    canvas_height, canvas_width = pixels.shape[2:]
+    chunk = max(1, CHUNK_ELEMENTS // (3 * canvas_height * canvas_width))
+    parts = []
+    for start in range(0, len(pixels), chunk):
+        part = slice(start, start + chunk)
+        top, left, height, width = (value[part, None].to(real) for value in window)
+        vertical, horizontal = (value[part, None].to(real) for value in scale)
+        rows = resize_weights(canvas_height, top, height, vertical, output[0][part].to(real))
+        columns = resize_weights(canvas_width, left, width, horizontal, output[1][part].to(real))
+        parts.append(resample(pixels[part], rows, columns))
+    image = parts[0] if len(parts) == 1 else torch.cat([part.transpose(0, 1) for part in parts], 1).transpose(0, 1)
+    return image if pixels.is_floating_point() else image.mul_(1 / 255)
+
+
+def blur_matrix(sigma: Tensor, size: int, kernel: int) -> Tensor:
+    """Gaussian blur of one axis with reflected borders as a matrix (B, S, S); the identity where ``sigma`` is 0."""
+    reach = kernel // 2
+    taps = torch.arange(reach + 1, device=sigma.device)  # distances
+    # The floor turns 0 into a delta exactly: exp(−1 / (2·10⁻⁴)) underflows.
+    weight = torch.exp(taps.square() / (-2 * sigma.square().clamp_min(1e-4)[:, None]))  # (B, reach + 1)
+    weight = weight / (2 * weight.sum(1, keepdim=True) - weight[:, :1])
+    here = torch.arange(size, device=sigma.device)
+    there = here[:, None]  # of the result
+    last = size - 1
+    # Pixel j is seen at j and, past either border but not at it, at its mirror images −j and 2·last − j.
+    far = size + kernel  # a distance that no tap has
+    seen = (here, (-here).masked_fill(here == 0, -far), (2 * last - here).masked_fill(here == last, last + far))
+    distances = torch.stack([(there - position).abs() for position in seen])  # (3, S, S)
+    count = (distances == taps[:, None, None, None]).sum(1).to(sigma.dtype)  # (reach + 1, S, S)
+    return (weight @ count.flatten(1)).view(-1, size, size)
+
+
+def apply_view(pixels: Tensor, parameters: ViewParameters, output_size: int, blur_kernel: int = 3) -> Tensor:
+    """(B, 3, H, W) bytes, or floats in [0, 1] → (B, 3, S, S) floats in [0, 1]."""
+    window = (parameters.top, parameters.left, parameters.height, parameters.width)
+    forward = torch.arange(output_size, device=pixels.device).expand(len(pixels), -1)  # (B, S)
+    across = torch.where(parameters.flip[:, None], output_size - 1 - forward, forward)
+    real = pixels.dtype if pixels.is_floating_point() else torch.float32
+    scale = (parameters.height.to(real) / output_size, parameters.width.to(real) / output_size)
+    image = _resize(pixels, window, scale, (forward, across))
+    # Numbers drawn in single precision may meet double-precision images, as in the tests.
+    if parameters.factor is not None and parameters.order is not None:
+        hue = None if parameters.hue is None else parameters.hue.to(real)
+        image = jitter(image, parameters.factor.to(real), hue, parameters.order, parameters.blends)
+    elif parameters.hue is not None:
+        image = rotate_hue(image, parameters.hue.to(real))
+    if parameters.grey is not None:
+        image = to_grey(image, parameters.grey)
+    if parameters.blur_sigma is not None:
+        matrix = blur_matrix(parameters.blur_sigma.to(real), output_size, blur_kernel)
+        image = resample(image, matrix, matrix)
+    if parameters.solarise is not None:
+        image = solarise(image, parameters.solarise)
+    return image
+
+
+def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """Contiguous (B, 3, S, S) in ``dtype``. Channel by channel with plain numbers, which need no copy to the device."""
+    planes = zip(image.unbind(1), mean, std, strict=True)
+    return torch.stack([(plane - centre).div_(spread).to(dtype) for plane, centre, spread in planes], 1)
+
+
+def image_sizes(images: Images) -> Tensor:
+    """(B, 2) int64 heights and widths, also when every image fills its canvas."""
+    if images.size is not None:
+        return images.size
+    height, width = images.pixels.shape[2:]
+    full = torch.ones((len(images), 1), dtype=torch.int64, device=images.pixels.device)
+    return torch.cat((full * height, full * width), 1)
+
+
+class Views:
+    """Makes a ``Batch`` of normalised random views from a batch of images, on the device the images are on."""
+
+    def __init__(
+        self,
+        views: Sequence[View],
+        output_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        for view in views:
+            if view.blur > 0 and view.kernel(output_size) // 2 >= output_size:
+                raise UserError(f"blur_kernel {view.kernel(output_size)} is too wide for views of {output_size} pixels")
+        self.views, self.output_size, self.mean, self.std, self.dtype = tuple(views), output_size, mean, std, dtype
+
+    @torch.no_grad()
+    def __call__(self, images: Images, generator: torch.Generator, total: int | None = None, first: int = 0) -> Batch:
+        """``images`` are rows ``first`` onwards of a global batch of ``total``; ``generator`` is on their device."""
+        size = image_sizes(images)
+        batch = []
+        # Autocast would run the resampling in bfloat16, which has not even a pixel's 8 bits.
+        with torch.autocast(images.pixels.device.type, enabled=False):
+            for view in self.views:
+                parameters = draw_parameters(view, size, generator, total, first)
+                image = apply_view(images.pixels, parameters, self.output_size, view.kernel(self.output_size))
+                batch.append(normalise(image, self.mean, self.std, self.dtype))
+        return Batch(images.index, tuple(batch), images.label)
+
+
+@torch.no_grad()
+def centre_crop(
+    images: Images,
+    output_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    resize_ratio: float = 224 / 256,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The evaluation transform: shorter side to ``output_size / resize_ratio``, then the central square, normalised.
+
+    Where the canvas already has the output size, images that fill it stay as they are (CIFAR is not cropped).
+    """
+    if not 0 < resize_ratio <= 1:
+        raise ValueError(
+            f"resize_ratio must be in (0, 1], not {resize_ratio}: the crop cannot exceed the resized image"
+        )
+    pixels, size = images.pixels, image_sizes(images)
+    shorter = round(output_size / resize_ratio)
+    resized = shorter * size // size.amin(1, keepdim=True)  # (B, 2)
+    if tuple(pixels.shape[2:]) == (output_size, output_size):
+        resized = resized.masked_fill((size == output_size).all(1, keepdim=True), output_size)
+    offset = ((resized - output_size) / 2).round()  # halves to even, as Python's round in torchvision
+    steps = torch.arange(output_size, device=pixels.device)
+    scale = size.to(torch.float32) / resized
+    zero = torch.zeros_like(size[:, 0])
+    with torch.autocast(pixels.device.type, enabled=False):
+        window = (zero, zero, size[:, 0], size[:, 1])
+        output = (steps + offset[:, :1], steps + offset[:, 1:])
+        image = _resize(pixels, window, (scale[:, 0], scale[:, 1]), output)
+    return normalise(image, mean, std, dtype)

@@ -1,0 +1,71 @@
+"""From settled settings to a learner, its device and its step."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from interclr import dist
+from interclr.bank import MemoryBank
+from interclr.config import Settings
+from interclr.intra.base import Margin
+from interclr.learner import Learner
+from interclr.optim import REFERENCE_BATCH
+from interclr.types import UserError
+
+
+def choose_device(wanted: str) -> torch.device:
+    """``auto`` takes the GPU when there is one; a GPU asked for that is not there is an error, not a slow run."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise UserError(f"engine.device: {wanted!r} is not a device; use auto, cpu, cuda or cuda:0") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"engine.device: {wanted!r} is not supported; use auto, cpu, cuda or cuda:0")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("engine.device: a GPU was asked for but torch sees none; use engine.device=cpu or auto")
+        number = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0"))
+        if number >= torch.cuda.device_count():
+            raise UserError(f"engine.device: cuda:{number} asked for, but there are {torch.cuda.device_count()} GPU(s)")
+        device = torch.device("cuda", number)
+        torch.cuda.set_device(device)
+    return device
+
+
+def set_determinism(deterministic: bool) -> None:
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic
+
+
+def build_learner(settings: Settings, images: int) -> Learner:
+    """Everything random in the weights follows from the seed; the same on every rank."""
+    torch.manual_seed(settings.seed)
+    inter = settings.inter
+    backbone = settings.model.build()
+    intra = settings.method.build(backbone, separate_head=inter is not None and inter.head == "separate")
+    intra.margin = Margin(settings.margin, settings.margin_kind)
+    if settings.model.norm == "sync" and dist.world() > 1:
+        intra.encoder = nn.SyncBatchNorm.convert_sync_batchnorm(intra.encoder)
+    wants_inter = inter is not None and inter.intra_weight < 1
+    if not wants_inter and not intra.uses_bank:
+        return Learner(intra)
+    momentum = intra.bank_momentum
+    if inter is not None and inter.bank_momentum is not None:
+        momentum = inter.bank_momentum
+    dtype = torch.bfloat16 if inter is not None and inter.bank_dtype == "bfloat16" else torch.float32
+    clusters = int(inter.clusters) if inter is not None and wants_inter else 0
+    generator = torch.Generator().manual_seed(settings.seed)
+    bank = MemoryBank(images, intra.dim, clusters, momentum, dtype, generator)
+    if inter is None or not wants_inter:
+        return Learner(intra, bank)
+    return Learner(intra, bank, inter.labels.build(), inter.sampler.build(), inter)
+
+
+def peak_rate(settings: Settings) -> float:
+    """base_lr · effective batch / 256."""
+    return settings.optimiser.base_lr * int(settings.data.batch) * settings.engine.accumulate / REFERENCE_BATCH

@@ -1,0 +1,75 @@
+"""Checkpoints that survive: written beside, synced, renamed; the last few kept; loaded without running code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from interclr.types import UserError
+
+State = dict[str, Any]
+PATTERN = re.compile(r"step-(\d{10})\.pt")
+
+
+def save(folder: Path, step: int, state: State, keep: int) -> Path:
+    """Write atomically: a crash at any moment leaves the earlier checkpoints as they were."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"step-{step:010d}.pt"
+    temporary = folder / f".{target.name}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _sync_folder(folder)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        raise UserError(
+            f"could not write the checkpoint {target}: {error}. Earlier checkpoints are untouched; make room or "
+            "permission, then continue with --resume"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    for old in find(folder)[:-keep]:
+        old.unlink(missing_ok=True)
+    return target
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def find(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*.pt") if PATTERN.fullmatch(path.name))
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> State:
+    """Tensors and plain values only: a checkpoint never runs code."""
+    state: State = torch.load(path, map_location=device, weights_only=True)
+    return state
+
+
+def load_latest(folder: Path) -> tuple[State, Path, list[str]] | None:
+    """The newest checkpoint that can be read, with a line on each newer one that could not."""
+    complaints: list[str] = []
+    for path in reversed(find(folder)):
+        try:
+            return load(path), path, complaints
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+            complaints.append(f"{path.name} cannot be read and is passed over: {' '.join(str(error).split())[:200]}")
+    if complaints:
+        raise UserError(f"no readable checkpoint in {folder}: " + "; ".join(complaints))
+    return None

@@ -1,0 +1,159 @@
+"""From what the user named to a loader, and to the labelled sets the k-NN monitor looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from interclr.config import DataConfig
+from interclr.data.builtin import open_source
+from interclr.data.loader import Canvas, Loader, Order, ResidentLoader, StreamLoader, Unreadable, read_all
+from interclr.data.packed import is_packed
+from interclr.data.source import Source, UnreadableImage
+from interclr.data.subset import Subset
+from interclr.engine.progress import Screen
+from interclr.types import UserError
+
+HOST_LIMIT = 4 << 30  # bytes of pixels kept in the memory of the host
+GPU_SHARE = 0.25  # of the GPU's free memory that pixels may take
+HOLD_OUT_SEED = 20_260_101  # fixed: what is held out does not change with the seed of a run
+MONITOR_QUERIES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What settings marked ``auto`` are chosen from."""
+
+    images: int
+    side: int  # median shorter side, in pixels
+    device: str  # cpu or cuda
+
+
+@dataclass
+class TrainingData:
+    """A training set and, where labels exist, what k-NN is measured on: (bank rows of train, query set)."""
+
+    source: Source
+    images: Canvas | Source  # the training images: resident, or read when needed
+    queries: Canvas | Source | None
+    bank_rows: Tensor | None  # rows of train that serve as the k-NN bank; None: no labels, no k-NN
+    unreadable: Unreadable
+
+    @property
+    def labels(self) -> Tensor | None:
+        return self.source.labels
+
+    def loader(self, batch: int, seed: int, device: torch.device, config: DataConfig, screen: Screen) -> Loader:
+        order = Order(len(self.source), batch, seed)
+        if isinstance(self.images, Canvas):
+            return ResidentLoader(self.images, order)
+        workers = None if config.workers == "auto" else config.workers
+        stream = StreamLoader(self.images, order, device, workers, config.unreadable == "fail")
+        stream.report = lambda failure: screen.warn(
+            f"unreadable, replaced within its batch: {failure.name}: {failure.reason}"
+        )
+        return stream
+
+
+def open_training_source(config: DataConfig) -> Source:
+    max_side = None if config.max_side == "auto" else config.max_side
+    source = open_source(config.source, "train", config.root, max_side)
+    if len(source) - config.hold_out < 2:
+        raise UserError(
+            f"data.source={config.source}: {len(source)} image(s) found"
+            + (f", {config.hold_out} held out" if config.hold_out else "")
+            + "; at least 2 are needed to compare images with each other"
+        )
+    return source
+
+
+def median_side(source: Source) -> int:
+    """Median shorter side of a few images spread over the set."""
+    rows = sorted({round(i * (len(source) - 1) / 31) for i in range(32)})
+    sides = []
+    for row in rows:
+        try:
+            sides.append(min(source.read(row).shape[1:]))
+        except UnreadableImage:
+            continue
+    if not sides:
+        raise UserError(f"none of {len(rows)} images looked at in {source.name} can be read: interclr data check")
+    return int(median(sides))
+
+
+def prepare(source: Source, config: DataConfig, device: torch.device, screen: Screen) -> TrainingData:
+    unreadable = Unreadable()
+    held: Source | None = None
+    if config.hold_out:
+        shuffled = torch.randperm(len(source), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))
+        held = Subset(source, shuffled[: config.hold_out].sort().values.tolist(), f"{source.name}, held out")
+        source = _without(source, shuffled[config.hold_out :].sort().values)
+    images: Canvas | Source = source
+    if _fits(source, config, device):
+        images, source = _resident(source, config, device, screen, unreadable)
+    queries, bank_rows = _monitor_sets(source, held, config, device, screen)
+    return TrainingData(source, images, queries, bank_rows, unreadable)
+
+
+def _without(source: Source, rows: Tensor) -> Source:
+    return Subset(source, rows.tolist())
+
+
+def _resident(
+    source: Source, config: DataConfig, device: torch.device, screen: Screen, unreadable: Unreadable
+) -> tuple[Canvas, Source]:
+    with screen.working(f"reading {len(source):,} images") as progress:
+        canvas, kept = read_all(source, progress, unreadable)
+    if unreadable.reasons:
+        first = next(iter(unreadable.reasons.items()))
+        text = f"{len(unreadable.reasons)} of {len(source)} images are unreadable, the first is {first[0]}: {first[1]}"
+        if config.unreadable == "fail":
+            raise UserError(f"{text} (data.unreadable=fail; see all with: interclr data check)")
+        screen.warn(f"{text}; they are left out (see all with: interclr data check)")
+        source = Subset(source, kept)
+        if len(kept) < 2:
+            raise UserError(f"{text}; at least 2 readable images are needed")
+    return canvas.to(device), source
+
+
+def _fits(source: Source, config: DataConfig, device: torch.device) -> bool:
+    if config.resident != "auto":
+        return config.resident
+    first = getattr(source, "pixels", None)
+    side = config.max_side if isinstance(config.max_side, int) else 512
+    each = first[0].numel() if first is not None else 3 * side * side
+    limit = HOST_LIMIT if device.type == "cpu" else int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+    return each * len(source) <= limit
+
+
+def _monitor_sets(
+    source: Source, held: Source | None, config: DataConfig, device: torch.device, screen: Screen
+) -> tuple[Canvas | Source | None, Tensor | None]:
+    """Queries: the held-out images, else the test split, else some of the training images (then not in the bank)."""
+    labels = source.labels
+    if labels is None or bool((labels < 0).all()):
+        return None, None
+    known = (labels >= 0).nonzero().flatten()
+    test = held if held is not None else _test_split(config)
+    if test is not None and test.labels is not None:
+        return (read_all(test)[0].to(device) if _fits(test, config, device) else test), known
+    shuffled = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))]
+    count = min(MONITOR_QUERIES, len(known) // 5)
+    if count < 1:
+        return None, None
+    screen.say(f"no test split: k-NN is measured on {count} of the {len(known)} labelled images against the others")
+    return Subset(source, shuffled[:count].sort().values.tolist()), shuffled[count:].sort().values
+
+
+def _test_split(config: DataConfig) -> Source | None:
+    if Path(config.source).is_file() or is_packed(Path(config.source)):
+        return None  # a list and a packed store are one set each
+    try:
+        max_side = None if config.max_side == "auto" else config.max_side
+        return open_source(config.source, "test", config.root, max_side)
+    except UserError:
+        return None

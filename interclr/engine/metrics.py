@@ -1,0 +1,178 @@
+"""Figures of a run: averaged on the device, copied without waiting, written to metrics.jsonl and the loggers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from interclr import dist
+from interclr.types import UserError
+
+Record = dict[str, Any]
+
+
+class Averages:
+    """Sums named 0-d tensors over some steps. ``flush`` starts a copy to the host and returns the one before it.
+
+    The copy read at a flush was started a whole logging interval earlier, so reading it does not wait.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._steps: dict[str, int] = {}
+        self._pending: tuple[Record, list[str], Tensor, torch.cuda.Event | None] | None = None
+
+    def add(self, terms: dict[str, Tensor]) -> None:
+        for name, value in terms.items():
+            value = value.detach().float()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._steps[name] = self._steps.get(name, 0) + 1
+
+    def flush(self, record: Record) -> Record | None:
+        """Start copying the averages to go with ``record``; return the record finished by the earlier copy."""
+        finished = self.drain()
+        if self._sums:
+            names = list(self._sums)
+            values = dist.all_reduce_mean(torch.stack([self._sums[name] / self._steps[name] for name in names]))
+            event = None
+            if values.is_cuda:
+                host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+                host.copy_(values, non_blocking=True)
+                event = torch.cuda.Event()
+                event.record()
+                values = host
+            self._pending = (record, names, values, event)
+            self._sums, self._steps = {}, {}
+        return finished
+
+    def drain(self) -> Record | None:
+        """The record whose copy is under way, waited for."""
+        if self._pending is None:
+            return None
+        record, names, values, event = self._pending
+        if event is not None:
+            event.synchronize()
+        self._pending = None
+        return record | dict(zip(names, values.tolist(), strict=True))
+
+    def finished(self) -> list[Record]:
+        """``drain`` as a list, for callers that log whatever there is."""
+        record = self.drain()
+        return [] if record is None else [record]
+
+    def all_finite(self) -> bool:
+        """Whether every sum of the interval under way is a number. Waits for the host."""
+        return all(bool(value.isfinite()) for value in self._sums.values())
+
+    def state(self) -> dict[str, Any]:
+        """Sums of an interval under way, so that an interrupted run logs the very averages it would have logged."""
+        return {"sums": {name: value.cpu() for name, value in self._sums.items()}, "steps": dict(self._steps)}
+
+    def load_state(self, state: dict[str, Any], device: torch.device) -> None:
+        self._sums = {name: value.to(device) for name, value in state["sums"].items()}
+        self._steps = dict(state["steps"])
+
+
+class Logger(Protocol):
+    def log(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """metrics.jsonl: one object a line. On resume, lines after the checkpoint's step are dropped, not repeated."""
+
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        self.path = path
+        if resume_step is None:
+            path.write_text("")
+        elif path.exists():
+            kept = [line for line in read_lines(path) if line.get("step", 0) <= resume_step]
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            os.replace(temporary, path)
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115 - open for the life of the run
+
+    def log(self, record: Record) -> None:
+        self._file.write(json.dumps(record) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> list[Record]:
+    """Every whole line of a metrics file; a line torn by a crash is left out."""
+    records: list[Record] = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, resume_step: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+
+    def log(self, record: Record) -> None:
+        for name, value in record.items():
+            if name not in ("step", "event") and isinstance(value, int | float) and math.isfinite(value):
+                self._writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    def __init__(self, folder: Path, resume_step: int | None) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("engine.loggers: wandb is not installed: pip install 'interclr[wandb]'") from error
+        self._run = wandb.init(dir=str(folder), name=folder.name, resume="allow", id=folder.name)
+
+    def log(self, record: Record) -> None:
+        self._run.log({k: v for k, v in record.items() if k != "step"}, step=record["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    def __init__(self, folder: Path, resume_step: int | None) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise UserError("engine.loggers: mlflow is not installed: pip install 'interclr[mlflow]'") from error
+        self._mlflow = mlflow
+        mlflow.start_run(run_name=folder.name)
+
+    def log(self, record: Record) -> None:
+        numbers = {k: v for k, v in record.items() if k != "step" and isinstance(v, int | float)}
+        self._mlflow.log_metrics(numbers, step=record["step"])
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+LOGGERS: dict[str, Callable[[Path, int | None], Logger]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def open_loggers(names: Iterable[str], folder: Path, resume_step: int | None) -> list[Logger]:
+    jsonl: Logger = JsonLines(folder / "metrics.jsonl", resume_step)
+    return [jsonl, *(LOGGERS[name](folder, resume_step) for name in names)]

@@ -1,0 +1,105 @@
+"""k-NN accuracy and health while training. Labels are looked at here only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from interclr.config import Settings
+from interclr.data.loader import Canvas, in_order
+from interclr.data.source import Source
+from interclr.data.subset import Subset
+from interclr.data.views import centre_crop
+from interclr.engine.dataset import TrainingData
+from interclr.engine.progress import Screen
+from interclr.engine.step import PRECISIONS
+from interclr.features import embed_all
+from interclr.health import cluster_health, embedding_health, warnings_of
+from interclr.knn import knn_accuracy
+from interclr.learner import Learner
+from interclr.models.heads import Encoded
+from interclr.types import Images
+
+BATCH = 256
+PIXELS_LARGEST = 64  # raw-pixel k-NN is measured up to this side
+HEALTH_IMAGES = 2048
+
+
+class Monitor:
+    def __init__(self, settings: Settings, data: TrainingData, device: torch.device, screen: Screen) -> None:
+        self.settings, self.data, self.device, self.screen = settings, data, device, screen
+        assert isinstance(settings.monitor.k, int)
+        self.k, self.temperature = settings.monitor.k, settings.monitor.temperature
+        self.rows = self._spread(data.bank_rows) if data.bank_rows is not None else None
+
+    def _spread(self, rows: Tensor) -> Tensor:
+        """At most ``limit`` rows, spread evenly over the set."""
+        limit = self.settings.monitor.limit
+        return rows if len(rows) <= limit else rows[torch.linspace(0, len(rows) - 1, limit).long()]
+
+    @property
+    def measures_knn(self) -> bool:
+        return self.rows is not None and self.data.queries is not None
+
+    def knn(self, network: nn.Module) -> float | None:
+        """Top-1 of the weighted k-NN, in percent; None without labels."""
+        if self.rows is None or self.data.queries is None or self.data.labels is None:
+            return None
+        bank = self.embed(network, self._take(self.rows), "embedding training images for k-NN")
+        queries = self.embed(network, self.data.queries, "embedding test images for k-NN")
+        labels = self.data.labels[self.rows].to(bank.device)
+        truth = self.data.queries.labels
+        assert truth is not None
+        return knn_accuracy(bank, labels, queries, truth.to(bank.device), self.k, self.temperature)
+
+    def knn_of_pixels(self) -> float | None:
+        """What the pixels themselves give: a floor that any training must leave behind."""
+        if not self.measures_knn or int(self.settings.data.image_size) > PIXELS_LARGEST:
+            return None
+        return self.knn(nn.Flatten())
+
+    def health(self, learner: Learner, epoch: int) -> dict[str, float]:
+        """Rank and uniformity of the embedding on some training images, and the clusters' state; says what is wrong."""
+        count = min(HEALTH_IMAGES, len(self.data.source))
+        rows = torch.linspace(0, len(self.data.source) - 1, count).long()
+        encoder = learner.intra.bank_encoder()
+        figures = embedding_health(self.embed(encoder, self._take(rows), "embedding images for health"))
+        if learner.bank is not None and learner.inter_active(epoch):
+            figures |= cluster_health(learner.bank, self.data.labels)
+        for line in warnings_of(figures, learner.intra.dim, len(self.data.source)):
+            self.screen.warn(line)
+        return figures
+
+    def embed(self, network: nn.Module, images: Canvas | Source, what: str) -> Tensor:
+        data, engine = self.settings.data, self.settings.engine
+        size = int(data.image_size)
+
+        def transform(batch: Images) -> Tensor:
+            return centre_crop(batch, size, data.mean, data.std)
+
+        with self.screen.working(what) as progress:
+            return embed_all(
+                network,
+                in_order(images, self.device, BATCH),
+                transform,
+                pick=_inter_projection,
+                channels_last=engine.channels_last,
+                autocast=PRECISIONS[engine.precision],
+                progress=lambda done: progress(done, len(images)),
+            )
+
+    def _take(self, rows: Tensor) -> Canvas | Source:
+        images = self.data.images
+        if isinstance(images, Canvas):
+            here = rows.to(images.pixels.device)
+            size = None if images.size is None else images.size[here]
+            return Canvas(images.pixels[here], size, None if images.labels is None else images.labels[here])
+        return Subset(images, rows.tolist())
+
+
+def _inter_projection(output: object) -> Tensor:
+    """What the bank holds of an encoder's output; a backbone's output as it is."""
+    if isinstance(output, Encoded):
+        return output.inter_projection
+    assert isinstance(output, Tensor)
+    return output

@@ -1,0 +1,388 @@
+"""``pretrain``: open the data, settle the settings, train, measure, leave a run folder that can always be continued."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from interclr import dist
+from interclr.config import Settings, dump
+from interclr.data.loader import Loader
+from interclr.data.views import Views
+from interclr.engine import checkpoint
+from interclr.engine.build import build_learner, choose_device, peak_rate, set_determinism
+from interclr.engine.dataset import Facts, TrainingData, median_side, open_training_source, prepare
+from interclr.engine.metrics import Averages, Logger, Record, open_loggers
+from interclr.engine.monitor import Monitor
+from interclr.engine.progress import Screen, TrainingBar
+from interclr.engine.run import Run, environment, prepare_folder, save_backbone, write_text
+from interclr.engine.settle import settle
+from interclr.engine.step import Plan, TrainStep
+from interclr.learner import Learner
+from interclr.types import UserError
+
+FORMAT = 1  # of the checkpoint
+
+
+def pretrain(
+    settings: Settings,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    screen: Screen | None = None,
+    stop_after: int | None = None,
+) -> Run:
+    """Train by ``settings`` into folder ``out``. ``stop_after`` ends early, resumable, after so many steps."""
+    device = choose_device(settings.engine.device)
+    dist.start(device)
+    screen = screen or Screen()
+    folder = Path(out)
+    prepare_folder(folder, resume)
+    set_determinism(settings.engine.deterministic)
+    source = open_training_source(settings.data)
+    facts = Facts(len(source) - settings.data.hold_out, median_side(source), device.type)
+    settings, chosen = settle(settings, facts)
+    if settings.data.max_side != "auto" and hasattr(source, "max_side"):
+        source = open_training_source(settings.data)
+    _introduce(screen, settings, facts, source.name, chosen, device)
+    data = prepare(source, settings.data, device, screen)
+    return Training(settings, folder, data, device, screen, resume).run(stop_after)
+
+
+def _introduce(
+    screen: Screen, settings: Settings, facts: Facts, name: str, chosen: list[tuple[str, str, str]], device: Any
+) -> None:
+    branch = "" if settings.inter is None or settings.inter.intra_weight == 1 else " with InterCLR"
+    screen.say(f"{settings.method.name}{branch} on {name}: {facts.images:,} images, device {device}")
+    if chosen:
+        screen.table("chosen for this data and machine", chosen, ("setting", "value", "because"))
+
+
+class Training:
+    """One run: its state, where it is written, and the loop over it."""
+
+    def __init__(
+        self, settings: Settings, folder: Path, data: TrainingData, device: torch.device, screen: Screen, resume: bool
+    ) -> None:
+        self.settings, self.folder, self.data, self.device, self.screen = settings, folder, data, device, screen
+        size, batch = int(settings.data.image_size), int(settings.data.batch)
+        if batch % dist.world():
+            raise UserError(f"data.batch: {batch} does not divide over {dist.world()} processes")
+        self.images = len(data.source)
+        if batch > self.images:
+            raise UserError(f"data.batch: {batch} images a batch, but only {self.images} can be read")
+        self.batch = batch
+        engine = settings.engine
+        self.plan = Plan(
+            epochs=int(settings.schedule.epochs),
+            steps_per_epoch=self.images // batch,
+            accumulate=engine.accumulate,
+            warmup_epochs=settings.schedule.warmup_epochs,
+            peak_rate=peak_rate(settings),
+            seed=settings.seed,
+        )
+        if self.plan.total < engine.accumulate:
+            raise UserError(
+                f"engine.accumulate: {engine.accumulate} micro-batches make a step, but the run has {self.plan.total}"
+            )
+        self.learner: Learner = build_learner(settings, self.images).to(device)
+        if engine.channels_last:
+            self.learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimiser = settings.optimiser.build(self.learner.intra.encoder, self.plan.peak_rate)
+        views = Views(settings.views[: self.learner.intra.views_needed], size, settings.data.mean, settings.data.std)
+        self.step_once = TrainStep(
+            self.learner,
+            views,
+            self.optimiser,
+            self.plan,
+            device,
+            engine.precision,
+            engine.channels_last,
+            engine.mode == "compile",
+        )
+        self.monitor = Monitor(settings, data, device, screen)
+        self.averages = Averages()
+        self.step = 0
+        self.clusters_started = False
+        self.seconds = 0.0  # spent training in earlier sittings
+        self.measured: dict[str, float] = {}  # k-NN before training, of pixels, and the latest figures
+        self.resumed = resume and self._restore()
+        self.loader: Loader = data.loader(batch, settings.seed, device, settings.data, screen)
+        self.stop_asked = False
+
+    # State.
+
+    def _state(self) -> checkpoint.State:
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "learner": self.learner.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.step_once.scaler.state_dict(),
+            "averages": self.averages.state(),
+            "clusters_started": self.clusters_started,
+            "seconds": self._elapsed(),
+            "measured": self.measured,
+            "data": self.data.source.fingerprint(),
+            "settings": dump(self.settings),
+        }
+
+    def _restore(self) -> bool:
+        found = checkpoint.load_latest(self.folder / "checkpoint")
+        if found is None:
+            self.screen.warn(f"nothing to resume in {self.folder}: starting from the beginning")
+            return False
+        state, path, complaints = found
+        for complaint in complaints:
+            self.screen.warn(complaint)
+        if state["format"] != FORMAT:
+            raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
+        if state["data"] != self.data.source.fingerprint():
+            raise UserError(
+                f"the data are not those {path.name} was trained on ({self.data.source.name} has changed): "
+                "image indices would point to other images. Restore the data, or start a new run"
+            )
+        try:
+            self.learner.load_state_dict(state["learner"])
+            self.optimiser.load_state_dict(state["optimiser"])
+        except (RuntimeError, ValueError) as error:
+            text = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"{path.name} does not fit these settings (resume with those of the run): {text}"
+            ) from error
+        self.step_once.scaler.load_state_dict(state["scaler"])
+        self.averages.load_state(state["averages"], self.device)
+        self.step, self.clusters_started = state["step"], state["clusters_started"]
+        self.seconds, self.measured = state["seconds"], state["measured"]
+        if self.step > self.plan.total:
+            raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
+        return True
+
+    def _save(self) -> None:
+        for record in self.averages.finished():
+            self._log(record)
+        if not self.averages.all_finite():
+            self._diverged(self.step)
+        if dist.is_main():
+            checkpoint.save(self.folder / "checkpoint", self.step, self._state(), self.settings.checkpoint.keep)
+        self.saved_at, self.saved_step = time.monotonic(), self.step
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.started
+
+    # The loop.
+
+    def run(self, stop_after: int | None) -> Run:
+        self.started = self.saved_at = time.monotonic()
+        self.saved_step = self.step if self.resumed else -1
+        if dist.is_main():
+            write_text(self.folder / "resolved.yaml", dump(self.settings))
+        loggers = self.settings.engine.loggers if dist.is_main() else ()
+        resume_step = self.step if self.resumed else None
+        self.loggers: list[Logger] = open_loggers(loggers, self.folder, resume_step) if dist.is_main() else []
+        try:
+            if self.resumed:
+                self.screen.say(f"continuing at step {self.step:,} of {self.plan.total:,}")
+            else:
+                self._measure_start()
+            last = self.plan.total if stop_after is None else min(self.plan.total, self.step + stop_after)
+            with self._interruptible(), self.screen.training(self.plan.total, self.step) as bar:
+                self._train(last, bar)
+            if self.step < self.plan.total:
+                self._save()
+                self.screen.say(f"stopped at step {self.step:,} of {self.plan.total:,}; continue with --resume")
+            else:
+                self._finish()
+        finally:
+            for logger in self.loggers:
+                logger.close()
+        return Run(self.folder)
+
+    def _train(self, last: int, bar: TrainingBar) -> None:
+        self.learner.train()
+        log_every, per_epoch = self.settings.engine.log_every, self.plan.steps_per_epoch
+        self._start_clusters_if_due()
+        batches = iter(self.loader.iterate(self.step, last))
+        mark, waited, since = time.monotonic(), 0.0, self.step
+        while self.step < last:
+            asked = time.monotonic()
+            images = next(batches)
+            waited += time.monotonic() - asked
+            self.averages.add(self.step_once(images, self.step))
+            self.step += 1
+            bar.advance(self.step)
+            if self.step % log_every == 0:
+                now = time.monotonic()
+                record = {
+                    "step": self.step,
+                    "epoch": self.step / per_epoch,
+                    "lr": self.plan.rate(self.step - 1),
+                    "images_per_second": (self.step - since) * self.batch / (now - mark),
+                    "data_wait": waited / (now - mark),
+                    "unreadable": len(self.data.unreadable.reasons) + len(self.loader.unreadable.reasons),
+                }
+                self._show(self.averages.flush(record), bar)
+                mark, waited, since = time.monotonic(), 0.0, self.step
+            if self.step % per_epoch == 0:
+                self._end_epoch(self.step // per_epoch - 1)
+                mark, waited, since = time.monotonic(), 0.0, self.step
+            self._save_if_due()
+            if self.stop_asked:
+                break
+
+    def _show(self, record: Record | None, bar: TrainingBar) -> None:
+        if record is not None:
+            self._log(record)
+            bar.show(f"{int(record['epoch']) + 1}/{self.plan.epochs}", record)
+
+    def _log(self, record: Record) -> None:
+        for logger in self.loggers:
+            logger.log(record)
+        if not math.isfinite(record.get("loss", 0.0)):
+            self._diverged(record["step"])
+
+    def _diverged(self, step: int) -> NoReturn:
+        raise UserError(
+            f"the loss became NaN or infinite before step {step}: lower optimiser.base_lr, lengthen "
+            "schedule.warmup_epochs or use engine.precision=bf16. No checkpoint was written since; earlier ones are kept"
+        )
+
+    def _end_epoch(self, epoch: int) -> None:
+        """Between epochs: offline labels or repair, the start of the inter branch, k-NN and health."""
+        self.learner.end_epoch(epoch, self._cluster_generator(epoch))
+        every = int(self.settings.monitor.every_epochs)
+        final = epoch + 1 == self.plan.epochs
+        if not final and every and (epoch + 1) % every == 0:
+            self._measure(epoch)
+        self._start_clusters_if_due()
+
+    def _start_clusters_if_due(self) -> None:
+        """Before the first epoch of the inter branch: embed every image with the network as it is, and cluster."""
+        if self.clusters_started or self.step >= self.plan.total:
+            return
+        epoch = self.plan.epoch(self.step)
+        if self.learner.inter_active(epoch):
+            features = self.monitor.embed(
+                self.learner.intra.bank_encoder(), self.data.images, "embedding every image for the first clusters"
+            )
+            self.learner.start_clusters(features, self._cluster_generator(epoch))
+            self.clusters_started = True
+
+    def _cluster_generator(self, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.plan.seed_of(epoch, 3))
+
+    def _save_if_due(self) -> None:
+        if self.step % self.plan.accumulate or self.step >= self.plan.total:
+            return  # a checkpoint holds no half-summed gradients; the last one is written at the end
+        every = int(self.settings.checkpoint.every_epochs) * self.plan.steps_per_epoch
+        late = time.monotonic() - self.saved_at > 60 * self.settings.checkpoint.every_minutes
+        if self.step % every == 0 or late:
+            self._save()
+
+    # Figures.
+
+    def _measure_start(self) -> None:
+        if self.monitor.measures_knn:
+            pixels, before = self.monitor.knn_of_pixels(), self.monitor.knn(self.learner.intra.encoder.backbone)
+            self.measured |= {} if pixels is None else {"knn_pixels": pixels}
+            self.measured |= {} if before is None else {"knn_before": before}
+            text = "" if pixels is None else f"raw pixels {pixels:.1f} %, "
+            yardstick = f"k={self.monitor.k}, T={self.monitor.temperature}"
+            self.screen.say(f"k-NN before training ({yardstick}): {text}random weights {before:.1f} %")
+        self._log({"step": 0, "epoch": 0.0, "event": "start"} | self.measured)
+
+    def _measure(self, epoch: int) -> dict[str, float]:
+        figures: dict[str, float] = {}
+        accuracy = self.monitor.knn(self.learner.intra.encoder.backbone)
+        if accuracy is not None:
+            figures["knn"] = accuracy
+        figures |= self.monitor.health(self.learner, epoch)
+        for record in self.averages.finished():
+            self._log(record)
+        self._log({"step": self.step, "epoch": epoch + 1.0, "event": "monitor"} | figures)
+        self.screen.say(f"epoch {epoch + 1}/{self.plan.epochs}: " + describe(figures))
+        return figures
+
+    def _finish(self) -> None:
+        figures = self._measure(self.plan.epochs - 1)
+        seconds = self._elapsed()
+        self._save()
+        if not dist.is_main():
+            return
+        save_backbone(self.folder / "backbone.safetensors", self.learner.intra.encoder.backbone)
+        unreadable = self.data.unreadable.reasons | self.loader.unreadable.reasons
+        result = {
+            "finished": True,
+            "method": self.settings.method.name,
+            "inter": self.settings.inter is not None,
+            "data": self.data.source.name,
+            "images": self.images,
+            "epochs": self.plan.epochs,
+            "steps": self.step,
+            "seed": self.settings.seed,
+            "knn_k": self.monitor.k,
+            "knn_temperature": self.monitor.temperature,
+            **self.measured,
+            **figures,
+            "seconds": round(seconds, 2),
+            "peak_memory_bytes": torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None,
+            "unreadable": unreadable,
+            "command": " ".join(sys.argv),
+            **environment(),
+        }
+        write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
+        if "knn" in figures:
+            pixels = f"raw pixels {self.measured['knn_pixels']:.1f} %, " if "knn_pixels" in self.measured else ""
+            self.screen.say(
+                f"k-NN (k={self.monitor.k}, T={self.monitor.temperature}): {pixels}before "
+                f"{self.measured['knn_before']:.1f} %, after {figures['knn']:.1f} %"
+            )
+        if unreadable:
+            self.screen.warn(f"{len(unreadable)} images were unreadable; their names are in result.json")
+        self.screen.say(f"done in {seconds:.0f} s; the run is in {self.folder}")
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C or a scheduler's TERM ends the run after the current step, with a checkpoint; a second one at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.stop_asked:
+                raise KeyboardInterrupt
+            self.stop_asked = True
+
+        try:
+            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: somebody else looks after signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def describe(figures: dict[str, float]) -> str:
+    """The figures people look at, in one line."""
+    parts = {
+        "knn": "k-NN {:.1f} %",
+        "rank_me": "rank {:.1f}",
+        "uniformity": "uniformity {:.2f}",
+        "purity": "purity {:.2f}",
+        "nmi": "NMI {:.2f}",
+        "cluster_min": "clusters {:.0f}",
+        "cluster_median": "/{:.0f}",
+        "cluster_max": "/{:.0f}",
+        "cluster_entropy": "entropy {:.2f}",
+    }
+    text = "  ".join(form.format(figures[name]) for name, form in parts.items() if name in figures)
+    return text.replace("  /", "/")

@@ -1,0 +1,135 @@
+"""A run folder: what a training leaves behind, and how others read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from interclr.config import Settings, load_settings
+from interclr.data.views import centre_crop
+from interclr.engine import checkpoint
+from interclr.engine.metrics import read_lines
+from interclr.models import Backbone
+from interclr.types import Images, UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A folder with ``resolved.yaml``, ``metrics.jsonl``, ``checkpoint/``, ``backbone.safetensors``, ``result.json``."""
+
+    folder: Path
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings(str(self.folder / "resolved.yaml"))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_lines(self.folder / "metrics.jsonl")
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The final figures; empty while the run is unfinished."""
+        path = self.folder / "result.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.result.get("finished"))
+
+    def backbone(self) -> Backbone:
+        return load(self.folder)
+
+
+def load(path: str | Path) -> Backbone:
+    """The pre-trained backbone of a run folder, in eval mode on the CPU; nothing in the files is executed."""
+    folder = Path(path)
+    if not (folder / "resolved.yaml").exists():
+        raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
+    backbone = Run(folder).settings.model.build()
+    weights = folder / "backbone.safetensors"
+    if weights.exists():
+        state = load_file(weights)
+    else:
+        found = checkpoint.load_latest(folder / "checkpoint")
+        if found is None:
+            raise UserError(f"{folder} has no checkpoint yet")
+        prefix = "intra.encoder.backbone."
+        state = {k.removeprefix(prefix): v for k, v in found[0]["learner"].items() if k.startswith(prefix)}
+    backbone.load_state_dict(state)
+    return backbone.eval()
+
+
+@torch.no_grad()
+def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings: Settings | None = None) -> Tensor:
+    """Features (N, F) of uint8 images (N, 3, H, W), centre-cropped to ``size`` (their own shorter side by default)."""
+    data = (settings or Settings()).data
+    side = size or min(images.shape[2:])
+    rows = []
+    for part in images.split(256):
+        batch = Images(torch.arange(len(part)), part)
+        rows.append(backbone(centre_crop(batch, side, data.mean, data.std)))
+    return torch.cat(rows)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def save_backbone(path: Path, backbone: Backbone) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, temporary)
+    os.replace(temporary, path)
+
+
+def prepare_folder(folder: Path, resume: bool) -> None:
+    """Make the folder and make sure it can be written before anything long starts."""
+    if not resume and checkpoint.find(folder / "checkpoint"):
+        raise UserError(f"{folder} already holds a run: add --resume to continue it, or choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write-test"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
+
+
+def environment() -> dict[str, str | None]:
+    """What the figures depend on."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "python": platform.python_version(),
+        "machine": gpu or f"{platform.machine()}, {os.cpu_count()} CPU cores",
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the package's own checkout, marked where it has uncommitted changes; None for an installed one."""
+    here = Path(__file__).resolve().parent.parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        changes = subprocess.run(
+            ["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return head.stdout.strip() + (" with changes" if changes.stdout.strip() else "") if head.returncode == 0 else None

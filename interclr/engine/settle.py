@@ -1,0 +1,101 @@
+"""Every ``auto`` becomes a number, chosen from the number of images, their size and the device, and is said aloud.
+
+The rules are rough on purpose: they have to work on 200 images and on 10 million. A recipe that knows better sets the
+value, and then nothing here touches it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from interclr.config import Settings, settings_from
+from interclr.engine.dataset import Facts
+from interclr.labels import auto_clusters
+from interclr.types import UserError
+
+Choice = tuple[str, str, str]  # key, value, why
+
+SIZES = (32, 48, 64, 96, 128, 160, 224)  # sides of views that are offered
+CPU_LARGEST = 96
+QUEUE_LARGEST, NEGATIVES_LARGEST = 65_536, 16_384  # the paper's, at ImageNet's size
+
+
+def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
+    """Replace every ``auto``; returns the new tree and what was chosen with the reason."""
+    tree: dict[str, Any] = settings.model_dump(mode="json")
+    chosen: list[Choice] = []
+
+    def choose(path: str, value: Any, why: str) -> None:
+        """Set ``path`` if it is there and still says auto."""
+        *parents, key = path.split(".")
+        node: Any = tree
+        for parent in parents:
+            node = node.get(parent) if node is not None else None
+        if node is not None and node.get(key) == "auto":
+            node[key] = value
+            chosen.append((path, str(value), why))
+
+    on_cpu, n = facts.device == "cpu", facts.images
+    choose("data.image_size", _image_size(facts), f"images are about {facts.side} px" + (", on a CPU" * on_cpu))
+    size: int = tree["data"]["image_size"]
+    choose("data.max_side", _max_side(size), "room for random crops; larger images are shrunk when read")
+    small_job = on_cpu or n < 20_000 or size < 128
+    choose("model.backbone", "resnet10" if on_cpu else "resnet18" if small_job else "resnet50", _on(facts))
+    choose("model.width", 32 if on_cpu and tree["model"]["backbone"] in ("resnet10", "resnet18") else 64, _on(facts))
+    stem = "standard" if size > 64 else ("strided" if on_cpu else "small")
+    choose("model.stem", stem, f"views of {size} px")
+    choose("data.batch", _batch(n, on_cpu), f"{n:,} images")
+    batch: int = tree["data"]["batch"]
+    choose("schedule.epochs", _epochs(n, batch, on_cpu), f"{max(n // batch, 1):,} steps an epoch")
+    choose("method.queue", _power_of_two(n / 2, batch, QUEUE_LARGEST), "at most half the images")
+    choose("method.negatives", min(NEGATIVES_LARGEST, max(1, n // 2)), "at most half the images")
+    choose("inter.clusters", auto_clusters(n), "10,000 for ImageNet, scaled to the number of images")
+    choose("inter.sampler.negatives", _power_of_two(n / 32, 16, NEGATIVES_LARGEST), "about a third of the pool")
+    choose("engine.precision", "fp32" if on_cpu else "bf16", _on(facts))
+    choose("engine.mode", "eager", "compile pays off on long runs: engine.mode=compile")
+    epochs: int = tree["schedule"]["epochs"]
+    choose("checkpoint.every_epochs", max(1, epochs // 20), f"{epochs} epochs")
+    choose("monitor.every_epochs", max(1, epochs // 10), f"{epochs} epochs")
+    choose("monitor.k", max(1, min(200, n // 50)), f"{n:,} images")
+    _check(tree, n)
+    return settings_from(tree), chosen
+
+
+def _check(tree: dict[str, Any], n: int) -> None:
+    if tree["data"]["batch"] > n:
+        raise UserError(f"data.batch: {tree['data']['batch']} images a batch asked of {n} images; use at most {n}")
+    inter = tree["inter"]
+    if inter is not None and inter["clusters"] > n:
+        raise UserError(f"inter.clusters: {inter['clusters']} clusters asked of {n} images; use auto or at most {n}")
+
+
+def _on(facts: Facts) -> str:
+    return f"{facts.images:,} images on a {'CPU' if facts.device == 'cpu' else 'GPU'}"
+
+
+def _image_size(facts: Facts) -> int:
+    """The largest side on offer that does not enlarge the images; on a CPU no more than 96."""
+    largest = CPU_LARGEST if facts.device == "cpu" else SIZES[-1]
+    fitting = [side for side in SIZES if side <= facts.side]
+    return min(max(fitting, default=SIZES[0]), largest)
+
+
+def _max_side(size: int) -> int:
+    return 16 * size // 7  # 512 for views of 224 px
+
+
+def _batch(images: int, on_cpu: bool) -> int:
+    return min(images, _power_of_two(images / 4, 2, 128 if on_cpu else 256))
+
+
+def _epochs(images: int, batch: int, on_cpu: bool) -> int:
+    """Enough steps to learn something: 200 epochs as in the paper, more on small sets, fewer on a CPU."""
+    steps = max(images // batch, 1)
+    if on_cpu:
+        return max(2, min(200, math.ceil(1_500 / steps)))
+    return max(200, min(800, math.ceil(20_000 / steps)))
+
+
+def _power_of_two(wanted: float, least: int, most: int) -> int:
+    return int(min(most, max(least, 2 ** math.floor(math.log2(max(wanted, 1))))))

@@ -1,0 +1,45 @@
+"""Embed a whole data set: for the start of the clusters, for evaluation, for plots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from interclr.types import Images
+
+
+@torch.no_grad()
+def embed_all(
+    network: nn.Module,
+    batches: Iterable[Images],
+    transform: Callable[[Images], Tensor],
+    *,
+    pick: Callable[[object], Tensor] | None = None,
+    channels_last: bool = False,
+    autocast: torch.dtype | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Outputs (N, F) of ``network`` in eval mode for every image, in order; the network's mode is put back after.
+
+    ``transform`` turns raw images into the network's input (centre crop); ``pick`` selects one tensor from outputs.
+    """
+    was_training = network.training
+    network.eval()
+    rows: list[Tensor] = []
+    done = 0
+    try:
+        for images in batches:
+            inputs = transform(images)
+            if channels_last:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            with torch.autocast(inputs.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+                output = network(inputs)
+            rows.append((pick(output) if pick is not None else output).float())
+            done += len(images)
+            if progress is not None:
+                progress(done)
+    finally:
+        network.train(was_training)
+    return torch.cat(rows)

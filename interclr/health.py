@@ -1,0 +1,86 @@
+"""How training is doing, without labels where possible: rank and spread of the embedding, state of the clusters."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from interclr.bank import MemoryBank
+
+SAMPLE = 2048  # rows used for the quadratic figures
+
+
+@torch.no_grad()
+def embedding_health(features: Tensor) -> dict[str, float]:
+    """``rank_me``: effective rank of (n, D) features (Garrido et al. 2023), e^entropy of the singular values.
+
+    ``uniformity``: log mean e^{−2‖x−y‖²} over pairs (Wang & Isola 2020); 0 is collapse, about −4 is spread out.
+    """
+    sample = F.normalize(features[:SAMPLE].double(), dim=1)
+    singular = torch.linalg.svdvals(sample)
+    share = singular / singular.sum() + 1e-12
+    rank = (-(share * share.log()).sum()).exp()
+    squared = (2 - 2 * sample @ sample.T).clamp_min(0)
+    others = ~torch.eye(len(sample), dtype=torch.bool, device=sample.device)
+    uniformity = (-2 * squared[others]).exp().mean().log()
+    return {"rank_me": rank.item(), "uniformity": uniformity.item()}
+
+
+@torch.no_grad()
+def cluster_health(bank: MemoryBank, labels: Tensor | None) -> dict[str, float]:
+    """Sizes and entropy (1: all equal, 0: one holds everything); NMI and purity where true labels exist.
+
+    True labels are looked at here and never used for training.
+    """
+    counts = bank.counts.double()
+    share = counts / counts.sum()
+    entropy = -(share * share.clamp_min(1e-12).log()).sum().item() / max(math.log(len(counts)), 1e-12)
+    figures = {
+        "cluster_min": counts.min().item(),
+        "cluster_median": counts.median().item(),
+        "cluster_max": counts.max().item(),
+        "cluster_entropy": entropy,
+    }
+    if labels is not None and bool((labels >= 0).any()):
+        known = labels >= 0
+        figures |= agreement(bank.labels[known.to(bank.labels.device)].cpu(), labels[known].cpu())
+    return figures
+
+
+def agreement(clusters: Tensor, labels: Tensor) -> dict[str, float]:
+    """Purity (share of images whose label is the commonest of their cluster) and normalised mutual information."""
+    table = torch.zeros(int(clusters.max()) + 1, int(labels.max()) + 1, dtype=torch.float64)
+    table.index_put_((clusters, labels), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
+    total = table.sum()
+    joint, rows, columns = table / total, table.sum(1) / total, table.sum(0) / total
+    mutual = torch.special.xlogy(joint, joint / (rows[:, None] * columns).clamp_min(1e-300)).sum()
+    entropies = -torch.special.xlogy(rows, rows).sum(), -torch.special.xlogy(columns, columns).sum()
+    mean = (entropies[0] + entropies[1]) / 2
+    nmi = (mutual / mean).item() if mean > 0 else 1.0
+    return {"purity": (table.amax(1).sum() / total).item(), "nmi": nmi}
+
+
+def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:
+    """What is wrong, said aloud, with what to try."""
+    said = []
+    rank = figures.get("rank_me")
+    if rank is not None and rank < max(2.0, 0.02 * dim):
+        said.append(
+            f"the embedding has collapsed to an effective rank of {rank:.1f} of {dim}: try a lower optimiser.base_lr, "
+            "a longer schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"
+        )
+    largest = figures.get("cluster_max")
+    if largest is not None and largest > 0.5 * size:
+        said.append(
+            f"one cluster holds {largest:.0f} of {size} images: try inter.warmup_epochs, more inter.clusters or a "
+            "higher inter.intra_weight"
+        )
+    elif figures.get("cluster_entropy", 1.0) < 0.5:
+        said.append(
+            f"the clusters are very uneven (entropy {figures['cluster_entropy']:.2f} of 1): try fewer inter.clusters "
+            "or a larger inter.labels.min_cluster"
+        )
+    return said

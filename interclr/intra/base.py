@@ -1,0 +1,89 @@
+"""The seam for intra-image methods: embed, loss, inter_loss, commit. A new method is one file and one line."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from interclr.bank import MemoryBank
+from interclr.losses import byol_mse, cosines, margin_nce
+from interclr.models import Encoder
+from interclr.types import Batch, Embeddings, Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """m of MarginNCE: above 0 is stricter, below 0 forgives noisy labels."""
+
+    value: float = 0.0
+    kind: Literal["cosine", "arc"] = "cosine"
+
+
+class IntraMethod(nn.Module, ABC):
+    """Turns a batch into embeddings and a loss; owns every piece of its own state (queue, momentum encoder)."""
+
+    views_needed: int = 2  # how many views of an image ``embed`` reads
+    uses_bank: bool = False  # True where the intra loss itself reads the bank (NPID)
+    bank_momentum: float = 1.0  # ω that suits this method
+    temperature: float = 0.2
+
+    def __init__(self, encoder: Encoder, dim: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dim = dim
+        self.margin = Margin()
+        self.inter_margin = Margin()
+        self.generator: torch.Generator | None = None  # seeded by the engine before every step, equal on all ranks
+        self._forward: Callable[[Tensor], tuple[Tensor, ...]] = encoder
+
+    def train_through(self, forward: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        """Run the trainable encoder through ``forward`` (a DDP wrapper). Bank, queue and target stay outside it."""
+        object.__setattr__(self, "_forward", forward)  # not a submodule: the state dict must not hold it twice
+
+    @abstractmethod
+    def embed(self, batch: Batch) -> Embeddings: ...
+
+    @abstractmethod
+    def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor: ...
+
+    def inter_loss(self, embeddings: Embeddings, pairs: Pairs, bank: MemoryBank) -> Tensor:
+        """MarginNCE between each anchor, its in-cluster positive and its negatives from other clusters."""
+        anchors = embeddings.inter_query.flatten(0, 1)  # (V·B, D)
+        positive, negative = cosines(anchors, bank.features, pairs)  # (V·B,), (V·B, K)
+        return margin_nce(positive, negative, self.temperature, self.inter_margin.value, self.inter_margin.kind)
+
+    def commit(self, embeddings: Embeddings) -> None:
+        """Write the method's own state (a queue) after the optimiser has stepped."""
+
+    def after_optimiser(self, step: int, total: int) -> None:
+        """Once per optimiser step (not per micro-batch): move the momentum encoder."""
+
+    def bank_encoder(self) -> Encoder:
+        """The encoder whose features the memory bank holds."""
+        return self.encoder
+
+
+class PositiveOnly(IntraMethod):
+    """BYOL and SimSiam: a predictor, no negatives, and so no margin and no temperature in either branch."""
+
+    def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
+        return _summed_mse(embeddings.query, embeddings.target)
+
+    def inter_loss(self, embeddings: Embeddings, pairs: Pairs, bank: MemoryBank) -> Tensor:
+        positive = bank.features[pairs.positive].float()  # (V·B, D)
+        return _summed_mse(embeddings.inter_query, positive.view_as(embeddings.inter_query))
+
+
+def _summed_mse(query: Tensor, target: Tensor) -> Tensor:
+    """Mean over images, sum over the V directions, as BYOL's symmetric loss."""
+    return byol_mse(query.flatten(0, 1), target.flatten(0, 1)) * query.shape[0]
+
+
+def mean_direction(features: Tensor) -> Tensor:
+    """(V, B, D) → (B, D): the normalised mean over directions; with one direction, that one."""
+    return features[0] if features.shape[0] == 1 else nn.functional.normalize(features.mean(0), dim=1)

@@ -1,0 +1,57 @@
+"""BYOL (Grill et al. 2020): predict a slowly moving target network's view of the other augmentation, no negatives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from interclr.intra.base import PositiveOnly, mean_direction
+from interclr.models import Backbone, Encoder, mlp, momentum_copy, update_momentum_copy
+from interclr.optim import cosine
+from interclr.types import Batch, Config, Embeddings
+
+
+class BYOLConfig(Config):
+    name: Literal["byol"] = "byol"
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.99  # of the target at the start; rises to 1 by a cosine
+    hidden: Annotated[int, Field(ge=1)] = 4096
+    dim: Annotated[int, Field(ge=1)] = 256
+
+    def build(self, backbone: Backbone, *, separate_head: bool = False) -> BYOL:
+        return BYOL(backbone, self, separate_head)
+
+
+class BYOL(PositiveOnly):
+    def __init__(self, backbone: Backbone, config: BYOLConfig, separate_head: bool) -> None:
+        def projector() -> torch.nn.Module:
+            return mlp(backbone.features, config.hidden, config.dim, batch_norm=True)
+
+        def predictor() -> torch.nn.Module:
+            return mlp(config.dim, config.hidden, config.dim, batch_norm=True)
+
+        inter = (projector(), predictor()) if separate_head else (None, None)
+        super().__init__(Encoder(backbone, projector(), predictor(), *inter), config.dim)
+        self.momentum = config.momentum
+        self.target_encoder = momentum_copy(self.encoder)
+        self.target_encoder.predictor = self.target_encoder.inter_predictor = None  # the target does not predict
+
+    def embed(self, batch: Batch) -> Embeddings:
+        first, second = batch.views[:2]
+        online = [self._forward(view) for view in (first, second)]
+        with torch.no_grad():
+            target = [self.target_encoder(view) for view in (second, first)]
+        return Embeddings(
+            index=batch.index,
+            query=torch.stack([e[1] for e in online]),
+            target=torch.stack([e.projection for e in target]),
+            inter_query=torch.stack([e[3] for e in online]),
+            feature=mean_direction(torch.stack([e.inter_projection for e in target])),
+        )
+
+    def after_optimiser(self, step: int, total: int) -> None:
+        update_momentum_copy(self.target_encoder, self.encoder, cosine(step, total, self.momentum, 1.0))
+
+    def bank_encoder(self) -> Encoder:
+        return self.target_encoder

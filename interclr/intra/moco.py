@@ -1,0 +1,92 @@
+"""MoCo v2 (He et al. 2020, Chen et al. 2020): keys from a momentum encoder, negatives from a queue of earlier keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from interclr import dist
+from interclr.bank import MemoryBank
+from interclr.intra.base import IntraMethod, mean_direction
+from interclr.losses import margin_nce
+from interclr.models import Backbone, Encoder, mlp, momentum_copy, split_batch_norm, update_momentum_copy
+from interclr.types import Batch, Config, Embeddings
+
+
+class MoCoConfig(Config):
+    name: Literal["mocov2"] = "mocov2"
+    queue: Annotated[int, Field(ge=1)] | Literal["auto"] = 65_536
+    temperature: Annotated[float, Field(gt=0)] = 0.2
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.999
+    hidden: Annotated[int, Field(ge=1)] = 2048
+    dim: Annotated[int, Field(ge=1)] = 128
+    symmetric: bool = False
+    key_splits: Annotated[int, Field(ge=1)] = 4  # parts in which keys are normalised on one device; 1 lets BN leak
+
+    def build(self, backbone: Backbone, *, separate_head: bool = False) -> MoCo:
+        assert isinstance(self.queue, int), "auto is resolved before anything is built"
+        return MoCo(backbone, self.queue, self, separate_head)
+
+
+class MoCo(IntraMethod):
+    queue: Tensor
+    queue_position: Tensor
+
+    def __init__(self, backbone: Backbone, queue: int, config: MoCoConfig, separate_head: bool) -> None:
+        inter_head = mlp(backbone.features, config.hidden, config.dim) if separate_head else None
+        super().__init__(
+            Encoder(backbone, mlp(backbone.features, config.hidden, config.dim), inter_projector=inter_head), config.dim
+        )
+        self.temperature, self.momentum, self.symmetric = config.temperature, config.momentum, config.symmetric
+        splits = config.key_splits if dist.world() == 1 else 1  # several ranks have their own statistics already
+        self.key_encoder = split_batch_norm(momentum_copy(self.encoder), splits)
+        self.register_buffer("queue", F.normalize(torch.randn(queue, config.dim), dim=1))
+        self.register_buffer("queue_position", torch.zeros((), dtype=torch.int64))
+
+    def embed(self, batch: Batch) -> Embeddings:
+        first, second = batch.views[:2]
+        views, key_views = ([first, second], [second, first]) if self.symmetric else ([first], [second])
+        encoded = [self._forward(view) for view in views]
+        keys = [self._keys(view) for view in key_views]
+        return Embeddings(
+            index=batch.index,
+            query=torch.stack([e[1] for e in encoded]),
+            target=torch.stack([key for key, _ in keys]),
+            inter_query=torch.stack([e[3] for e in encoded]),
+            feature=mean_direction(torch.stack([feature for _, feature in keys])),
+        )
+
+    @torch.no_grad()
+    def _keys(self, view: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys in an order shuffled across the global batch, so that no key shares statistics with its query."""
+        mine = dist.slice_of_rank(view.shape[0] * dist.world())
+        everyone = dist.all_gather(view)
+        order = torch.randperm(len(everyone), generator=self.generator, device=view.device)
+        encoded = self.key_encoder(everyone[order[mine]])
+        back = order.argsort()[mine]
+        return dist.all_gather(encoded.projection)[back], dist.all_gather(encoded.inter_projection)[back]
+
+    def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
+        query, key = embeddings.query.flatten(0, 1), embeddings.target.flatten(0, 1)  # (V·B, D)
+        positive = (query * key).sum(1)  # (V·B,)
+        negative = query @ self.queue.T  # (V·B, Q)
+        return margin_nce(positive, negative, self.temperature, self.margin.value, self.margin.kind)
+
+    @torch.no_grad()
+    def commit(self, embeddings: Embeddings) -> None:
+        """First in, first out. Directions stay apart so that the order is the same on any number of ranks."""
+        keys = torch.cat([dist.all_gather(key) for key in embeddings.target])[-len(self.queue) :]
+        slots = (self.queue_position + torch.arange(len(keys), device=keys.device)) % len(self.queue)
+        self.queue.index_copy_(0, slots, keys)
+        self.queue_position.copy_((self.queue_position + len(keys)) % len(self.queue))
+
+    def after_optimiser(self, step: int, total: int) -> None:
+        update_momentum_copy(self.key_encoder, self.encoder, self.momentum)
+
+    def bank_encoder(self) -> Encoder:
+        assert isinstance(self.key_encoder, Encoder)
+        return self.key_encoder

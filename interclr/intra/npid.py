@@ -1,0 +1,59 @@
+"""NPIDv2 (Wu et al. 2018 with an MLP head and blur): an image against its own bank entry and random other entries."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from interclr.bank import MemoryBank
+from interclr.intra.base import IntraMethod
+from interclr.losses import margin_nce
+from interclr.models import Backbone, Encoder, mlp
+from interclr.types import Batch, Config, Embeddings
+
+
+class NPIDConfig(Config):
+    name: Literal["npidv2"] = "npidv2"
+    negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = 16_384
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+    bank_momentum: Annotated[float, Field(gt=0, le=1)] = 0.5
+    hidden: Annotated[int, Field(ge=1)] = 2048
+    dim: Annotated[int, Field(ge=1)] = 128
+
+    def build(self, backbone: Backbone, *, separate_head: bool = False) -> NPID:
+        if separate_head:
+            raise ValueError(
+                "method npidv2 keeps one bank for both branches, so it has one head: use inter.head=shared"
+            )
+        assert isinstance(self.negatives, int), "auto is resolved before anything is built"
+        return NPID(backbone, self.negatives, self)
+
+
+class NPID(IntraMethod):
+    views_needed = 1
+    uses_bank = True
+
+    def __init__(self, backbone: Backbone, negatives: int, config: NPIDConfig) -> None:
+        super().__init__(Encoder(backbone, mlp(backbone.features, config.hidden, config.dim)), config.dim)
+        self.temperature, self.bank_momentum, self.negatives = config.temperature, config.bank_momentum, negatives
+
+    def embed(self, batch: Batch) -> Embeddings:
+        query = torch.stack([self._forward(batch.views[0])[1]])  # (1, B, D)
+        # The target of NPID is the image's own entry in the bank, which only ``loss`` may read.
+        return Embeddings(batch.index, query, query.detach(), query, query[0].detach())
+
+    def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
+        """K entries drawn once and shared by the batch: one matrix product; uniform for every anchor on its own.
+
+        Drawn with replacement, as in NPID; an anchor's own entry among them is left out for that anchor.
+        """
+        assert bank is not None, "NPID reads its positives and negatives from the bank"
+        query, index = embeddings.query[0], embeddings.index
+        drawn = torch.randint(len(bank.features), (self.negatives,), generator=self.generator, device=query.device)
+        positive = (query * bank.features[index].float()).sum(1)  # (B,)
+        negative = query @ bank.features[drawn].float().T  # (B, K)
+        negative = negative.masked_fill(drawn == index[:, None], -torch.inf)
+        return margin_nce(positive, negative, self.temperature, self.margin.value, self.margin.kind)

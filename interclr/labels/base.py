@@ -1,0 +1,51 @@
+"""The seam: who decides, and when, which cluster an image belongs to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from interclr import dist
+from interclr.bank import MemoryBank, check_finite
+from interclr.labels.kmeans import kmeans
+
+
+class Labels(ABC):
+    """Maintains the pseudo-labels of a ``MemoryBank``, which holds all of the state.
+
+    Distributed: every rank calls every method with the same (gathered) arguments, and every bank stays the same to
+    the bit. What depends on a device's order of summation, k-means over all images, is done by rank 0 and broadcast.
+    """
+
+    def __init__(self, iterations: int = 20) -> None:
+        self.iterations = iterations
+
+    def initialise(self, bank: MemoryBank, features: Tensor, generator: torch.Generator | None = None) -> None:
+        """Take the features (N, D) of the untrained encoder and give all images their first labels by k-means."""
+        bank.fill(features)
+        dist.broadcast(bank.features)
+        self.cluster(bank, generator)
+
+    @abstractmethod
+    def commit(self, bank: MemoryBank, index: Tensor, features: Tensor, step: int) -> Tensor:
+        """Write a step's features (B, D) of the images ``index`` (B,), and whatever labels follow from them.
+
+        The only write of a step. Returns the number of labels changed, a 0-d tensor on the bank's device.
+        """
+
+    @abstractmethod
+    def end_epoch(self, bank: MemoryBank, epoch: int, generator: torch.Generator | None = None) -> None:
+        """Called after the last step of ``epoch`` (counted from 0)."""
+
+    def cluster(self, bank: MemoryBank, generator: torch.Generator | None = None) -> None:
+        """Global k-means over the bank's features; ``generator`` advances by one draw on every rank."""
+        source = generator.device if generator is not None else None
+        seed = int(torch.randint(2**62, (), generator=generator, device=source))
+        check_finite(bank.features)  # on every rank, so that none is left waiting for the broadcast
+        labels = torch.empty_like(bank.labels)
+        if dist.is_main():
+            own = torch.Generator().manual_seed(seed)
+            labels.copy_(kmeans(bank.features, bank.clusters, self.iterations, own).labels)
+        bank.assign(dist.broadcast(labels))

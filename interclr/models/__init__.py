@@ -1,0 +1,18 @@
+"""Backbones, heads, momentum copies and split BatchNorm."""
+
+from interclr.models.backbones import Backbone, BackboneConfig
+from interclr.models.heads import Encoded, Encoder, mlp
+from interclr.models.momentum import momentum_copy, update_momentum_copy
+from interclr.models.split_norm import SplitBatchNorm, split_batch_norm
+
+__all__ = [
+    "Backbone",
+    "BackboneConfig",
+    "Encoded",
+    "Encoder",
+    "SplitBatchNorm",
+    "mlp",
+    "momentum_copy",
+    "split_batch_norm",
+    "update_momentum_copy",
+]

@@ -1,0 +1,144 @@
+"""Backbones by name: torchvision's, timm's (``timm/NAME``), and narrow ResNets for small images and small machines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torchvision
+from pydantic import Field
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from interclr.types import Config, UserError
+
+# Depths torchvision has no name for, or that we also offer at another width. Keys keep torchvision's parameter names.
+NARROW: dict[str, list[int]] = {"resnet10": [1, 1, 1, 1], "resnet18": [2, 2, 2, 2], "resnet34": [3, 4, 6, 3]}
+FULL_WIDTH = 64
+
+
+class NarrowResNet(ResNet):  # type: ignore[misc]
+    """A ResNet of basic blocks whose first stage has ``width`` channels; same parameter names as torchvision's."""
+
+    def __init__(self, blocks: list[int], width: int, norm_layer: Any) -> None:
+        nn.Module.__init__(self)
+        self._norm_layer = norm_layer
+        self.inplanes, self.dilation, self.groups, self.base_width = width, 1, 1, FULL_WIDTH
+        self.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
+        self.bn1 = norm_layer(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.layer1 = self._make_layer(BasicBlock, width, blocks[0])
+        self.layer2 = self._make_layer(BasicBlock, width * 2, blocks[1], stride=2)
+        self.layer3 = self._make_layer(BasicBlock, width * 4, blocks[2], stride=2)
+        self.layer4 = self._make_layer(BasicBlock, width * 8, blocks[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(width * 8, 1000)
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Batch-independent normalisation: for tiny batches, and where ranks must compute exactly what one process does."""
+    return nn.GroupNorm(min(8, channels // 4), channels)
+
+
+class BackboneConfig(Config):
+    """``backbone``: a torchvision ResNet, ``resnet10``, any other torchvision classifier, or ``timm/NAME``."""
+
+    backbone: str = "resnet50"
+    stem: Literal["standard", "strided", "small"] = "standard"
+    width: Annotated[int, Field(ge=4)] = FULL_WIDTH
+    norm: Literal["batch", "sync", "group"] = "batch"
+
+    def build(self) -> Backbone:
+        if self.backbone.startswith("timm/"):
+            network, features = _timm(self.backbone.removeprefix("timm/"))
+        else:
+            network, features = _torchvision(self)
+        return Backbone(network, features)
+
+
+class Backbone(nn.Module):
+    """A network that maps images (B, 3, S, S) to ``features`` numbers each."""
+
+    def __init__(self, network: nn.Module, features: int) -> None:
+        super().__init__()
+        self.network = network
+        self.features = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        output: Tensor = self.network(images)
+        return output
+
+
+def _torchvision(config: BackboneConfig) -> tuple[nn.Module, int]:
+    norm = group_norm if config.norm == "group" else nn.BatchNorm2d
+    if config.backbone in NARROW and (config.backbone == "resnet10" or config.width != FULL_WIDTH):
+        network: Any = NarrowResNet(NARROW[config.backbone], config.width, norm)
+        _initialise(network)
+    else:
+        if config.width != FULL_WIDTH:
+            raise UserError(
+                f"model.width={config.width} works with {', '.join(NARROW)} only, not with {config.backbone}"
+            )
+        network = _named(config.backbone, norm)
+    if isinstance(network, ResNet):
+        _replace_stem(network, config.stem)
+        features = network.fc.in_features
+        network.fc = nn.Identity()
+        return network, features
+    if config.stem != "standard":
+        raise UserError(f"model.stem={config.stem} works with ResNets only, not with {config.backbone}")
+    return network, _cut_classifier(network, config.backbone)
+
+
+def _named(name: str, norm: Any) -> Any:
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise UserError(f"model.backbone={name!r} is unknown: use resnet10, a torchvision model or timm/NAME")
+    if name.startswith(("resnet", "resnext", "wide_resnet")):
+        return torchvision.models.get_model(name, weights=None, norm_layer=norm)
+    return torchvision.models.get_model(name, weights=None)
+
+
+def _cut_classifier(network: nn.Module, name: str) -> int:
+    """Replace the last linear layer by the identity and return how many features reach it."""
+    for attribute in ("fc", "classifier", "head", "heads"):
+        head = getattr(network, attribute, None)
+        linear = [module for module in head.modules() if isinstance(module, nn.Linear)] if head is not None else []
+        if linear:
+            assert head is not None
+            parent = next((m for m in head.modules() if any(child is linear[-1] for child in m.children())), None)
+            if parent is None:
+                setattr(network, attribute, nn.Identity())
+            else:
+                key = next(key for key, child in parent.named_children() if child is linear[-1])
+                setattr(parent, key, nn.Identity())
+            return linear[-1].in_features
+    raise UserError(f"model.backbone={name!r} has no classifier that can be cut off; use a ResNet or timm/NAME")
+
+
+def _timm(name: str) -> tuple[nn.Module, int]:
+    try:
+        import timm
+    except ImportError as error:
+        raise UserError(f"model.backbone=timm/{name} needs timm: pip install 'interclr[timm]'") from error
+    try:
+        network = timm.create_model(name, pretrained=False, num_classes=0)
+    except RuntimeError as error:
+        raise UserError(f"model.backbone=timm/{name}: {error}") from error
+    return network, int(network.num_features)
+
+
+def _replace_stem(network: Any, stem: str) -> None:
+    """``small``: 3×3 convolution, stride 1, no max-pool (32 px). ``strided``: the same with stride 2 (cheaper)."""
+    if stem == "standard":
+        return
+    network.conv1 = nn.Conv2d(3, network.conv1.out_channels, 3, 1 if stem == "small" else 2, 1, bias=False)
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+    network.maxpool = nn.Identity()
+
+
+def _initialise(network: nn.Module) -> None:
+    """Torchvision's ResNet initialisation."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,0 +1,206 @@
+"""Which images an anchor is compared with: one positive from its own cluster, K negatives from the others.
+
+**Random numbers.** A draw uses one random priority per bank entry, a permutation of 0..N-1 shared by all anchors of the
+batch; an anchor takes the K entries of its pool that come first in it. For one anchor that is exactly uniform without
+replacement over its pool. It costs N random numbers instead of A·N, and makes the draw of an anchor independent of
+which other anchors are in its batch: however a batch is divided over ranks, each anchor gets the same pairs, provided
+the ranks' generators agree. The price: within one step the draws of two anchors are correlated (where their pools
+overlap they prefer the same entries). Between steps they are independent.
+
+**Ties.** Entries equally similar to the anchor are ordered by bank index, so a pool is one exact set. Similarities are
+float32 products; entries closer to each other than their rounding may change places between devices or batch shapes
+(more so if TF32 is switched on for matrix products).
+
+**Nothing waits for the host** in :meth:`Sampler.draw`: shapes depend on N, K and the pool fraction alone, and slots for
+which no image exists hold −1. :meth:`Sampler.check` is where a sampler looks at the numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from interclr.types import Pairs, UserError
+
+
+class Bank(Protocol):
+    """What a sampler reads of the memory bank; no cluster of an image is empty, labels and counts agree."""
+
+    features: Tensor  # (N, D) float, normalised
+    labels: Tensor  # (N,) int64
+    counts: Tensor  # (k,) int64
+
+    def members(self) -> tuple[Tensor, Tensor]:
+        """Image indices grouped by label (N,), and where each group starts (k,)."""
+        ...
+
+
+class Sampler(ABC):
+    """Draws the pairs of a batch of anchors. A strategy says how it selects negatives; positives are common to all."""
+
+    def __init__(self, negatives: int, pool_fraction: float = 0.1, workspace: int = 2**28) -> None:
+        """``negatives`` is K. ``pool_fraction`` is ignored by strategies whose pool is all of Sⁿ.
+
+        ``workspace`` bounds the bytes of temporaries: anchors are taken in chunks of as many as fit (one at least).
+        """
+        if negatives < 1:
+            raise ValueError(f"negatives must be at least 1, not {negatives}")
+        if not 0 < pool_fraction <= 1:
+            raise ValueError(f"pool_fraction must be above 0 and at most 1, not {pool_fraction}")
+        self.negatives = negatives
+        self.pool_fraction = pool_fraction
+        self.workspace = workspace
+        self._warned = False
+
+    @torch.no_grad()
+    def draw(
+        self,
+        query: Tensor,  # (A, D) normalised
+        index: Tensor,  # (A,) the anchors' own images
+        bank: Bank,
+        generator: torch.Generator | None = None,
+        total: int | None = None,
+        first: int = 0,
+    ) -> Pairs:
+        """One positive and min(K, N) negatives for each anchor, as indices into the bank; −1 where too few exist.
+
+        When these anchors are rows ``first : first + A`` of a batch of ``total`` divided over ranks, every rank passes
+        a generator in the same state and gets what one process would for these rows. A generator on the bank's device
+        avoids a copy from the host.
+        """
+        anchors, size = index.shape[0], bank.labels.shape[0]
+        total = first + anchors if total is None else total
+        assert first + anchors <= total, f"anchors {first}..{first + anchors} of a batch of {total}"
+        source = bank.labels.device if generator is None else generator.device
+        priority = torch.randperm(size, generator=generator, device=source).to(bank.labels.device)
+        lots = torch.randint(2**62, (total,), generator=generator, device=source).to(bank.labels.device)
+        return self.select(query, index, bank, priority, lots[first : first + anchors])
+
+    @torch.no_grad()
+    def select(self, query: Tensor, index: Tensor, bank: Bank, priority: Tensor, lots: Tensor) -> Pairs:
+        """The pairs that follow from given random numbers, without any of its own.
+
+        ``priority`` (N,) lists the bank entries in the order in which they are preferred as negatives; ``lots`` (A,)
+        are uniform integers from [0, 2⁶²), one for each anchor's positive.
+        """
+        label = bank.labels[index]  # (A,)
+        with torch.autocast(query.device.type, enabled=False):
+            return Pairs(select_positive(index, label, bank, lots), self.select_negatives(query, label, bank, priority))
+
+    @abstractmethod
+    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Tensor:
+        """(A, width) bank indices whose label differs from the anchor's, each at most once, −1 where too few exist."""
+
+    def width(self, bank: Bank) -> int:
+        """Negatives per anchor: K, or N in a bank smaller than K."""
+        return min(self.negatives, bank.labels.shape[0])
+
+    def pool_size(self, others: int) -> int:
+        """How many images are drawn from, when ``others`` = |Sⁿ| have another label than the anchor."""
+        return others
+
+    def check(self, bank: Bank) -> None:
+        """Fail if some anchor has no negative at all, and say once if some have fewer than K. Waits for the host."""
+        size, counts = bank.labels.shape[0], bank.counts.tolist()
+        largest = max(counts)
+        if largest >= size:
+            raise UserError(
+                f"cluster {counts.index(largest)} holds all {size} images, so there are no negatives to draw: use two "
+                "clusters or more, or look for collapsed features if there were more before"
+            )
+        pools = [self.pool_size(size - count) for count in counts if count > 0]
+        short = sum(pool < self.negatives for pool in pools)
+        if short and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"images of {short} of {len(pools)} clusters have fewer than negatives={self.negatives} images to draw "
+                f"from: those of cluster {counts.index(largest)}, the largest with {largest} of {size} images, have "
+                f"{min(pools)}. They use what exists. For exactly {self.negatives} everywhere use fewer negatives, a "
+                "larger pool_fraction or more clusters",
+                stacklevel=2,
+            )
+
+
+class SimilaritySampler(Sampler):
+    """A strategy that ranks the bank by similarity to each anchor; anchors are taken in chunks to bound memory."""
+
+    farthest_first = False
+
+    @abstractmethod
+    def pick(self, key: Tensor, others: Tensor, bank: Bank, priority: Tensor) -> Tensor:
+        """(a, width) negatives given distinct ranking keys (a, N), larger for better, and the sizes |Sⁿ| (a, 1)."""
+
+    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Tensor:
+        size = bank.labels.shape[0]
+        sign = -1 if self.farthest_first else 1
+        query = query.float() * sign
+        others = (size - bank.counts[label])[:, None]  # (A, 1)
+        chunk = max(1, self.workspace // (32 * size))  # score, key, mask and temporaries: 32 bytes for each bank entry
+        result = label.new_empty(label.shape[0], self.width(bank))
+        for begin in range(0, label.shape[0], chunk):
+            rows = slice(begin, begin + chunk)
+            key = ranking_key(similarity(query[rows], bank.features))  # (a, N)
+            key.masked_fill_(bank.labels == label[rows, None], torch.iinfo(torch.int64).min)
+            result[rows] = self.pick(key, others[rows], bank, priority)
+        return result
+
+
+class PoolSampler(SimilaritySampler):
+    """K at random from the first ``pool_fraction`` of Sⁿ in the ranking."""
+
+    def pool_size(self, others: int) -> int:
+        numerator, denominator = self._fraction()
+        return -(-others * numerator // denominator)
+
+    def pick(self, key: Tensor, others: Tensor, bank: Bank, priority: Tensor) -> Tensor:
+        size, width = key.shape[1], self.width(bank)
+        largest = self.pool_size(size)  # no pool has more, so the shape needs no look at the counts
+        numerator, denominator = self._fraction()
+        pool_size = -torch.div(-others * numerator, denominator, rounding_mode="floor")  # (a, 1)
+        position = torch.empty_like(priority).scatter_(0, priority, torch.arange(size, device=key.device))  # (N,)
+        pool = key.topk(largest).indices  # (a, largest), best first
+        turn = position[pool]  # (a, largest) when each entry's turn comes
+        turn.masked_fill_(torch.arange(largest, device=key.device) >= pool_size, size)  # never: beyond the pool
+        turn = turn.topk(min(width, largest), largest=False).values
+        negative = torch.where(turn < size, priority[turn.clamp_max(size - 1)], -1)
+        return torch.nn.functional.pad(negative, (0, width - negative.shape[1]), value=-1)
+
+    def _fraction(self) -> tuple[int, int]:
+        # As a ratio of integers, because in floating point ceil(0.1 · 70) is 8. Nine digits leave room in int64.
+        fraction = Fraction(self.pool_fraction).limit_denominator(10**9)
+        return max(fraction, Fraction(1, 10**9)).as_integer_ratio()
+
+
+def select_positive(index: Tensor, label: Tensor, bank: Bank, lots: Tensor) -> Tensor:
+    """(A,) one image of each anchor's cluster, uniform over the others in it; the anchor itself where it is alone."""
+    order, start = bank.members()
+    position = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+    own = position[index] - start[label]  # (A,) the anchor's place in its cluster
+    rivals = bank.counts[label] - 1  # (A,)
+    place = lots % rivals.clamp_min(1)  # uniform over the other places, counted without the own one ...
+    place = place + (place >= own).long()  # ... which is stepped over
+    return order[start[label] + torch.where(rivals > 0, place, own)]
+
+
+def similarity(query: Tensor, features: Tensor) -> Tensor:
+    """(a, N) float32 products. A bank kept in half precision is widened a block at a time, never as a whole."""
+    if features.dtype == query.dtype:
+        return query @ features.T
+    return torch.cat([query @ block.to(query.dtype).T for block in torch.split(features, 2**16)], dim=1)
+
+
+def ranking_key(score: Tensor) -> Tensor:
+    """Distinct int64 keys (a, N) that order each row of scores as a stable descending sort would: ties by column.
+
+    The upper half is the float's bits, made to count in the float's order; the lower half is the column, reversed.
+    Distinct keys leave ``topk`` no freedom, so it returns the same on every device.
+    """
+    bits = (score.float() + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal 0.0
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats count down in their magnitude
+    columns = torch.arange(score.shape[1] - 1, -1, -1, device=score.device)
+    return bits.long().mul_(2**32).add_(columns)

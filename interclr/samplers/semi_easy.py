@@ -1,0 +1,26 @@
+"""Semi-easy negatives: random among the farthest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from interclr.samplers.base import PoolSampler
+from interclr.types import Config
+
+
+class SemiEasy(PoolSampler):
+    """K at random, without replacement, from the farthest ``pool_fraction`` of Sⁿ."""
+
+    farthest_first = True
+
+
+class SemiEasyConfig(Config):
+    name: Literal["semi_easy"] = "semi_easy"
+    negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # K
+    pool_fraction: Annotated[float, Field(gt=0, le=1)] = 0.1  # share of Sⁿ drawn from
+
+    def build(self) -> SemiEasy:
+        assert isinstance(self.negatives, int), "auto is resolved before anything is built"
+        return SemiEasy(self.negatives, self.pool_fraction)

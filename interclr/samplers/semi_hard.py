@@ -1,0 +1,24 @@
+"""Semi-hard negatives: random among the nearest. The paper's choice."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from interclr.samplers.base import PoolSampler
+from interclr.types import Config
+
+
+class SemiHard(PoolSampler):
+    """K at random, without replacement, from the nearest ``pool_fraction`` of Sⁿ."""
+
+
+class SemiHardConfig(Config):
+    name: Literal["semi_hard"] = "semi_hard"
+    negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # K
+    pool_fraction: Annotated[float, Field(gt=0, le=1)] = 0.1  # share of Sⁿ drawn from
+
+    def build(self) -> SemiHard:
+        assert isinstance(self.negatives, int), "auto is resolved before anything is built"
+        return SemiHard(self.negatives, self.pool_fraction)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from brute_force import STRATEGIES, grid_bank, make_bank
+
+from interclr.samplers import Hard, SemiHard
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("clusters", [1, 4])  # k = 1, or the other clusters have emptied
+def test_one_cluster_with_everything_is_an_error(strategy, clusters):
+    bank = make_bank(torch.zeros(9, 3), [0] * 9, clusters)
+    with pytest.raises(ValueError, match=r"cluster 0 holds all 9 images.*two clusters or more"):
+        STRATEGIES[strategy](2).check(bank)
+    pairs = STRATEGIES[strategy](2).draw(torch.zeros(2, 3), torch.tensor([0, 1]), bank)
+    assert pairs.negative.tolist() == [[-1, -1], [-1, -1]]
+
+
+def test_a_pool_smaller_than_the_draw_is_said_once():
+    bank = grid_bank([0] * 60 + [1] * 30 + [2] * 10)
+    sampler = SemiHard(8, 0.1)  # pools of 4, 7 and 9
+    with pytest.warns(UserWarning, match=r"2 of 3 clusters.*negatives=8.*cluster 0.*60 of 100 images, have 4\."):
+        sampler.check(bank)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampler.check(bank)  # the second time it is silent
+        SemiHard(4, 0.1).check(bank)
+        Hard(40).check(bank)
+    with pytest.warns(UserWarning, match="1 of 3 clusters"):
+        Hard(41).check(bank)

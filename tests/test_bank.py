@@ -1,0 +1,193 @@
+"""The memory bank against an independent recomputation in numpy, float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from interclr.bank import MemoryBank, first_occurrence, fixed_point
+
+
+def consistent(bank: MemoryBank, empty_ok: bool = False) -> None:
+    """Counts, sums and centroids are those of features and labels."""
+    features, labels = bank.features.double().numpy(), bank.labels.numpy()
+    assert labels.min() >= 0
+    assert labels.max() < bank.clusters
+    counts = np.bincount(labels, minlength=bank.clusters)
+    np.testing.assert_array_equal(bank.counts.numpy(), counts)
+    assert empty_ok or counts.min() >= 1
+    sums = np.zeros((bank.clusters, bank.dim))
+    np.add.at(sums, labels, features)
+    np.testing.assert_allclose(
+        bank.sums.double().numpy() / 2**30, sums, atol=bank.size * 2**-30
+    )  # half a unit for each image
+    np.testing.assert_allclose(bank.centroids.numpy(), sums / np.maximum(counts, 1)[:, None], atol=1e-6)
+
+
+def batches(size: int, dim: int, batch: int, steps: int, seed: int = 0, duplicates: bool = True):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        if duplicates:
+            index = torch.randint(size, (batch,), generator=generator)
+        else:
+            index = torch.randperm(size, generator=generator)[:batch]
+        yield index, normalize(torch.randn(batch, dim, generator=generator), dim=1)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_writes_equal_brute_force(momentum: float, dtype: torch.dtype) -> None:
+    bank = MemoryBank(60, 8, 5, momentum, dtype)
+    expected = bank.features.double().numpy().copy()
+    for index, features in batches(60, 8, 24, 300):
+        seen = set()
+        for i, feature in zip(index.tolist(), features.double().numpy(), strict=True):
+            if i not in seen:
+                seen.add(i)
+                mixed = (1 - momentum) * expected[i] + momentum * feature
+                mixed /= np.linalg.norm(mixed)
+                expected[i] = torch.from_numpy(mixed).to(dtype).double().numpy()
+        before = bank.labels.clone()
+        stored = bank.write(index, features)
+        assert torch.equal(stored, bank.features[index])
+        assert torch.equal(bank.labels, before)
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-7  # bf16: a different last bit may be carried along
+    np.testing.assert_allclose(bank.features.double().numpy(), expected, atol=tolerance)
+    consistent(bank)
+
+
+def test_first_occurrence() -> None:
+    for index in ([3, 1, 3, 3, 0, 1], [5], [2, 2, 2], [0, 1, 2]):
+        assert first_occurrence(torch.tensor(index)).tolist() == [index.index(i) for i in index]
+
+
+def test_store_moves_labels_and_ignores_repetitions() -> None:
+    bank = MemoryBank(12, 4, 3)
+    index = torch.tensor([0, 0, 4, 8])
+    changed = bank.store(bank.blend(index, torch.randn(4, 4)), torch.tensor([1, 2, 1, 0]))
+    assert bank.labels[[0, 4, 8]].tolist() == [1, 1, 0]  # label 2 of the second occurrence of 0 is ignored
+    assert int(changed) == 2  # image 4 had label 1 before
+    consistent(bank)
+
+
+def test_the_first_in_the_batch_stays_when_all_would_leave() -> None:
+    bank = MemoryBank(6, 4, 3)  # labels 0 1 2 0 1 2
+    index = torch.tensor([3, 1, 0])
+    changed = bank.store(bank.blend(index, torch.randn(3, 4)), torch.tensor([1, 2, 2]))
+    assert bank.labels.tolist() == [2, 2, 2, 0, 1, 2]  # image 3 stays, 1 and 0 leave
+    assert int(changed) == 2
+    consistent(bank)
+
+
+def test_never_empty_under_random_labels() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for clusters in (1, 2, 7, 20):
+        bank = MemoryBank(20, 4, clusters)
+        for index, features in batches(20, 4, 16, 100, seed=clusters):
+            proposal = torch.randint(clusters, (16,), generator=generator)
+            before = bank.labels.clone()
+            changed = bank.store(bank.blend(index, features), proposal)
+            assert int(changed) == int((bank.labels != before).sum())
+            assert int(bank.counts.min()) >= 1
+        consistent(bank)
+
+
+def test_rebuild_changes_no_bit() -> None:
+    bank = MemoryBank(100, 16, 9, 0.5)
+    generator = torch.Generator().manual_seed(2)
+    for index, features in batches(100, 16, 32, 400):
+        bank.store(bank.blend(index, features), torch.randint(9, (32,), generator=generator))
+    before = {name: value.clone() for name, value in bank.state_dict().items()}
+    bank.rebuild()
+    assert all(torch.equal(value, before[name]) for name, value in bank.state_dict().items())
+
+
+def test_move_may_empty_a_cluster_and_stays_consistent() -> None:
+    bank = MemoryBank(10, 4, 5)
+    bank.move(torch.tensor([0, 5]), torch.tensor([1, 1]))
+    assert bank.counts.tolist() == [0, 4, 2, 2, 2]
+    consistent(bank, empty_ok=True)
+
+
+def test_members_lists_each_cluster() -> None:
+    bank = MemoryBank(50, 4, 7)
+    bank.assign(torch.randint(7, (50,), generator=torch.Generator().manual_seed(3)))
+    order, start = bank.members()
+    for c in range(7):
+        here = order[start[c] : start[c] + bank.counts[c]].tolist()
+        assert here == [i for i in range(50) if bank.labels[i] == c]
+
+
+def test_state_dict_round_trip() -> None:
+    bank = MemoryBank(30, 4, 3, 0.5, torch.bfloat16)
+    for index, features in batches(30, 4, 8, 20):
+        bank.write(index, features)
+    other = MemoryBank(30, 4, 3, 0.5, torch.bfloat16, generator=torch.Generator().manual_seed(9))
+    assert not torch.equal(other.features, bank.features)
+    other.load_state_dict(bank.state_dict())
+    for index, features in batches(30, 4, 8, 20, seed=4):
+        bank.write(index, features)
+        other.write(index, features)
+    assert set(bank.state_dict()) == {"features", "labels", "centroids", "counts", "sums"}
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in bank.state_dict().items())
+
+
+def test_starts_as_seeded_unit_vectors() -> None:
+    bank, again = MemoryBank(40, 8, 4), MemoryBank(40, 8, 4)
+    torch.testing.assert_close(bank.features.norm(dim=1), torch.ones(40))
+    assert torch.equal(bank.features, again.features)
+    other = MemoryBank(40, 8, 4, generator=torch.Generator().manual_seed(5))
+    assert not torch.equal(bank.features, other.features)
+    consistent(bank)
+
+
+def test_without_clusters_keeps_features_only() -> None:
+    bank = MemoryBank(10, 4, 0, 0.5)
+    bank.write(torch.tensor([1, 2]), torch.randn(2, 4))
+    bank.rebuild()
+    assert bank.centroids.shape == (0, 4)
+    torch.testing.assert_close(bank.features.norm(dim=1), torch.ones(10))
+
+
+def test_a_broken_feature_leaves_its_entry_alone() -> None:
+    bank = MemoryBank(10, 4, 2)
+    before = bank.features.clone()
+    features = torch.randn(3, 4)
+    features[1, 2] = torch.nan
+    bank.write(torch.tensor([1, 2, 3]), features)
+    assert torch.equal(bank.features[2], before[2])
+    torch.testing.assert_close(bank.features[3], normalize(features[2], dim=0))
+    consistent(bank)
+
+
+def test_fill_normalises_and_names_broken_images() -> None:
+    bank = MemoryBank(10, 4, 2)
+    features = 3 * torch.randn(10, 4)
+    bank.fill(features)
+    torch.testing.assert_close(bank.features, normalize(features, dim=1))
+    consistent(bank)
+    features[4, 0], features[7, 1] = torch.nan, torch.inf
+    with pytest.raises(ValueError, match=r"2 of 10 features are NaN or infinite.* index 4, 7:"):
+        bank.fill(features)
+    with pytest.raises(ValueError, match=r"\(10, 4\) features, not \(9, 4\)"):
+        bank.fill(features[:9])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clusters": 11}, "k=11 clusters asked of N=10 images: use clusters: auto or at most N"),
+        ({"clusters": 2, "momentum": 0.0}, "momentum"),
+        ({"clusters": 2, "dtype": torch.float16}, "bfloat16"),
+    ],
+)
+def test_refuses(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MemoryBank(10, 4, **arguments)  # type: ignore[arg-type]
+
+
+def test_fixed_point_is_exact_to_half_a_unit() -> None:
+    values = normalize(torch.randn(1000, 16), dim=1)
+    assert (fixed_point(values).double() / 2**30 - values.double()).abs().max() <= 2**-31
