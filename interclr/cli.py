@@ -24,7 +24,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Get, pack and check image set
 app.add_typer(data_app, name="data")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="A recipe (see: interclr recipes) and key.sub=value …")]
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def recipe_and_overrides(words: list[str] | None) -> tuple[str | None, list[str]]:

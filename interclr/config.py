@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from interclr.data.views import View
+from interclr.data.views import Positive, View
 from interclr.intra import MethodConfig, MoCoConfig
 from interclr.learner import InterConfig, MarginKind
 from interclr.models import BackboneConfig
@@ -33,13 +33,13 @@ class DataConfig(Config):
     root: Path | None = None  # where built-in sets lie; None: $INTERCLR_DATA or ./data
     image_size: Annotated[int, Field(ge=8)] | Auto = "auto"  # side of the views
     max_side: Annotated[int, Field(ge=8)] | Auto = "auto"  # larger images are shrunk when decoded
-    batch: Count | Auto = "auto"  # images per micro-batch, over all ranks
+    batch: Annotated[int, Field(ge=2)] | Auto = "auto"  # images per micro-batch, over all ranks
     resident: bool | Auto = "auto"  # keep the whole set in the memory of the device
     workers: Annotated[int, Field(ge=0)] | Auto = "auto"  # decoding processes of a streamed set
     unreadable: Literal["skip", "fail"] = "skip"  # skip: counted, named and replaced within the batch
     hold_out: Annotated[int, Field(ge=0)] = 0  # last images of a seeded shuffle kept from training, for choices
     mean: Triple = IMAGENET_MEAN
-    std: Triple = IMAGENET_STD
+    std: tuple[Positive, Positive, Positive] = IMAGENET_STD
 
 
 class ModelConfig(BackboneConfig):
@@ -80,7 +80,7 @@ class MonitorConfig(Config):
 class Settings(Config):
     """The whole tree. ``interclr config RECIPE`` prints it."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: DataConfig = DataConfig()
     views: Annotated[tuple[View, ...], Field(min_length=1, max_length=2)] = (View(), View())
     model: ModelConfig = ModelConfig()
@@ -120,14 +120,21 @@ def load_settings(recipe: str = "default", overrides: Iterable[str] = ()) -> Set
     return settings_from(tree)
 
 
-def load_recipe(recipe: str) -> Tree:
-    """Read a recipe; ``extends: [a, b]`` merges those first, in order. Names may be blocks such as views/mocov2."""
-    path = Path(recipe)
+def load_recipe(recipe: str, above: tuple[str, ...] = ()) -> Tree:
+    """Read a recipe; ``extends: [a, b]`` merges those first, in order. Names may be blocks such as views/mocov2.
+
+    ``above`` are the recipes that led here; a file named in one of them is looked for beside it.
+    """
+    path = Path(above[-1]).parent / recipe if above else Path(recipe)
     bundled = resources.files("interclr") / "recipes" / f"{recipe}.yaml"
     if bundled.is_file():
         text, where = bundled.read_text(), recipe
     elif path.suffix in (".yaml", ".yml") and path.is_file():
-        text, where = path.read_text(), str(path)
+        where = str(path)
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from error
     else:
         close = difflib.get_close_matches(recipe, recipe_names(), 3, 0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(recipe_names())}"
@@ -138,10 +145,15 @@ def load_recipe(recipe: str) -> Tree:
         raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(own, dict):
         raise UserError(f"{where}: a recipe is a mapping of keys to values")
-    bases = own.pop("extends", [])
+    if where in above:
+        raise UserError(f"{where}: extends itself, by way of {' → '.join((*above, where))}")
+    bases = own.pop("extends", None) or []
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UserError(f"{where}: extends takes the name of a recipe or a list of names (got {bases!r})")
     tree: Tree = {}
-    for base in [bases] if isinstance(bases, str) else bases:
-        tree = merge(tree, load_recipe(base))
+    for base in bases:
+        tree = merge(tree, load_recipe(base, (*above, where)))
     return merge(tree, own)
 
 
@@ -165,12 +177,15 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Tree:
     result = dict(base)
     for key, value in change.items():
         old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        if not both or ("name" in value and value["name"] != old.get("name", value["name"])):
-            result[key] = value
-        else:
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not _names_another(old, value):
             result[key] = merge(old, value)
+        else:
+            result[key] = value
     return result
+
+
+def _names_another(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "name" in old and "name" in new and old["name"] != new["name"]
 
 
 def settings_from(tree: Mapping[str, Any]) -> Settings:

@@ -19,9 +19,11 @@ def embedding_health(features: Tensor) -> dict[str, float]:
 
     ``uniformity``: log mean e^{−2‖x−y‖²} over pairs (Wang & Isola 2020); 0 is collapse, about −4 is spread out.
     """
+    if not bool(features.isfinite().all()):
+        return {"rank_me": math.nan, "uniformity": math.nan}
     sample = F.normalize(features[:SAMPLE].double(), dim=1)
     singular = torch.linalg.svdvals(sample)
-    share = singular / singular.sum() + 1e-12
+    share = singular / singular.sum().clamp_min(1e-12) + 1e-12
     rank = (-(share * share.log()).sum()).exp()
     squared = (2 - 2 * sample @ sample.T).clamp_min(0)
     others = ~torch.eye(len(sample), dtype=torch.bool, device=sample.device)
@@ -67,7 +69,7 @@ def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:
     """What is wrong, said aloud, with what to try."""
     said = []
     rank = figures.get("rank_me")
-    if rank is not None and rank < max(2.0, 0.02 * dim):
+    if rank is not None and not rank >= max(2.0, 0.02 * dim):  # so that NaN counts as collapsed
         said.append(
             f"the embedding has collapsed to an effective rank of {rank:.1f} of {dim}: try a lower optimiser.base_lr, "
             "a longer schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"

@@ -18,6 +18,7 @@ from interclr.bank import MemoryBank
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
+from interclr.samplers.base import select_positive
 from interclr.types import Batch, Config, Embeddings, Pairs
 
 MarginKind = Literal["cosine", "arc"]
@@ -61,9 +62,10 @@ class Learner(nn.Module):
         """The loss of a batch, the embeddings to commit, and named terms to log."""
         embeddings = self.intra.embed(batch)
         intra = self.intra.loss(embeddings, self.bank)
-        alignment = 2 - 2 * (embeddings.query * embeddings.target).sum(-1).mean().detach()
-        terms = {"intra_loss": intra.detach(), "alignment": alignment}
+        terms = {"intra_loss": intra.detach(), "alignment": self._alignment(embeddings)}
         if not self.inter_active(epoch):
+            if self.inter is not None and self.inter.head == "separate":
+                intra = intra + 0 * embeddings.inter_query.sum()  # DDP waits for a gradient of every parameter
             return intra, embeddings, terms
         assert self.bank is not None
         assert self.inter is not None
@@ -74,13 +76,27 @@ class Learner(nn.Module):
     def _draw(self, embeddings: Embeddings, bank: MemoryBank) -> Pairs:
         """Pairs for every direction in turn, so that the draw does not depend on the number of ranks."""
         assert self.sampler is not None
-        total = len(embeddings.index) * dist.world()
-        first = len(embeddings.index) * dist.rank()
+        index, generator = embeddings.index, self.intra.generator
+        total, first = len(index) * dist.world(), len(index) * dist.rank()
+        if not self.intra.uses_negatives:
+            directions = len(embeddings.inter_query)
+            source = index.device if generator is None else generator.device
+            lots = torch.randint(2**62, (directions, total), generator=generator, device=source).to(index.device)
+            mine, anchors = lots[:, first : first + len(index)].flatten(), index.repeat(directions)
+            positive = select_positive(anchors, bank.labels[anchors], bank, mine)
+            return Pairs(positive, positive.new_empty(len(positive), 0))
         drawn = [
-            self.sampler.draw(query, embeddings.index, bank, self.intra.generator, total, first)
-            for query in embeddings.inter_query.detach()
+            self.sampler.draw(query, index, bank, generator, total, first) for query in embeddings.inter_query.detach()
         ]
         return Pairs(torch.cat([pairs.positive for pairs in drawn]), torch.cat([pairs.negative for pairs in drawn]))
+
+    @torch.no_grad()
+    def _alignment(self, embeddings: Embeddings) -> Tensor:
+        """Mean squared distance of query and target; NPID's target is the image's own entry in the bank."""
+        target = embeddings.target
+        if self.intra.uses_bank and self.bank is not None:
+            target = self.bank.features[embeddings.index].float()
+        return 2 - 2 * (embeddings.query * target).sum(-1).mean()
 
     @torch.no_grad()
     def commit(self, embeddings: Embeddings, step: int, epoch: int) -> dict[str, Tensor]:
@@ -100,14 +116,18 @@ class Learner(nn.Module):
         """Fill the bank with the features (N, D) of every image and cluster them: once, before the branch starts."""
         assert self.bank is not None
         assert self.labels is not None
-        assert self.sampler is not None
         self.labels.initialise(self.bank, features, generator)
-        self.sampler.check(self.bank)
+        self._check_sampler()
 
     def end_epoch(self, epoch: int, generator: torch.Generator) -> None:
         if self.inter_active(epoch):
             assert self.bank is not None
             assert self.labels is not None
-            assert self.sampler is not None
             self.labels.end_epoch(self.bank, epoch, generator)
+            self._check_sampler()
+
+    def _check_sampler(self) -> None:
+        assert self.bank is not None
+        assert self.sampler is not None
+        if self.intra.uses_negatives:
             self.sampler.check(self.bank)

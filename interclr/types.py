@@ -12,7 +12,7 @@ from torch import Tensor
 class Config(BaseModel):
     """Base of every configuration node: immutable, and an unknown key is an error rather than ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class UserError(ValueError):

@@ -77,6 +77,12 @@ class Canvas:
         labels = None if self.labels is None else self.labels.to(device)
         return Canvas(self.pixels.to(device), size, labels)
 
+    def rows(self, index: Tensor) -> Canvas:
+        """Some of the images, renumbered."""
+        index = index.to(self.pixels.device)
+        some = self.take(index)
+        return Canvas(some.pixels, some.size, some.label)
+
     def take(self, index: Tensor) -> Images:
         return Images(
             index,
@@ -109,7 +115,7 @@ class StreamLoader:
         self, source: Source, order: Order, device: torch.device, workers: int | None = None, fail: bool = False
     ) -> None:
         self.source, self.order, self.device, self.fail = source, order, device, fail
-        self.workers = min(os.cpu_count() or 1, 16) if workers is None else workers
+        self.workers = _workers(workers)
         self.unreadable = Unreadable()
         self.report: Callable[[UnreadableImage], None] = lambda failure: None
 
@@ -192,6 +198,10 @@ def on_canvas(images: Sequence[Tensor], step: int = 1) -> tuple[Tensor, Tensor |
     return canvas, torch.tensor([heights, widths]).T.contiguous()
 
 
+def _workers(wanted: int | None) -> int:
+    return min(os.cpu_count() or 1, 16) if wanted is None else wanted
+
+
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
@@ -228,8 +238,12 @@ def _read(source: Source, row: int) -> Tensor | UnreadableImage:
         return failure
 
 
-def in_order(images: Canvas | Source, device: torch.device, batch: int) -> Iterator[Images]:
-    """Every image once, in index order: to embed a whole set. An unreadable image is shown as the next one's pixels."""
+def in_order(images: Canvas | Source, device: torch.device, batch: int, workers: int | None = None) -> Iterator[Images]:
+    """Every image once, in index order: to embed a whole set.
+
+    An unreadable image is shown as the next one's pixels, and where a whole batch is unreadable as black: they are
+    named when training meets them, and one broken folder does not end a run.
+    """
     parts = torch.arange(len(images)).split(batch)
     if isinstance(images, Canvas):
         for part in parts:
@@ -239,11 +253,11 @@ def in_order(images: Canvas | Source, device: torch.device, batch: int) -> Itera
         _Rows(images),
         batch_sampler=[[part.tolist()] for part in parts],
         collate_fn=_as_given,
-        num_workers=min(os.cpu_count() or 1, 16),
+        num_workers=_workers(workers),
         pin_memory=device.type == "cuda",
     )
-    for part, (_, pixels, size, _, failures) in zip(parts, loader, strict=True):
+    for part, (_, pixels, size, _, _) in zip(parts, loader, strict=True):
         if pixels is None:
-            raise UserError(f"every image of a batch is unreadable, the first is {failures[0][0]}: {failures[0][1]}")
+            pixels = torch.zeros(len(part), 3, CANVAS_STEP, CANVAS_STEP, dtype=torch.uint8)
         label = None if images.labels is None else images.labels[part]
         yield Images(part, pixels, size, label).to(device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import nn
 
 from interclr import dist
 from interclr.bank import MemoryBank
@@ -47,21 +46,22 @@ def build_learner(settings: Settings, images: int) -> Learner:
     torch.manual_seed(settings.seed)
     inter = settings.inter
     backbone = settings.model.build()
+    if inter is not None and inter.intra_weight == 1:
+        inter = None  # λ = 1 is the plain method, down to its heads and its bank
     intra = settings.method.build(backbone, separate_head=inter is not None and inter.head == "separate")
     intra.margin = Margin(settings.margin, settings.margin_kind)
     if settings.model.norm == "sync" and dist.world() > 1:
-        intra.encoder = nn.SyncBatchNorm.convert_sync_batchnorm(intra.encoder)
-    wants_inter = inter is not None and inter.intra_weight < 1
-    if not wants_inter and not intra.uses_bank:
+        intra.synchronise_norm()
+    if inter is None and not intra.uses_bank:
         return Learner(intra)
     momentum = intra.bank_momentum
     if inter is not None and inter.bank_momentum is not None:
         momentum = inter.bank_momentum
     dtype = torch.bfloat16 if inter is not None and inter.bank_dtype == "bfloat16" else torch.float32
-    clusters = int(inter.clusters) if inter is not None and wants_inter else 0
+    clusters = int(inter.clusters) if inter is not None else 0
     generator = torch.Generator().manual_seed(settings.seed)
     bank = MemoryBank(images, intra.dim, clusters, momentum, dtype, generator)
-    if inter is None or not wants_inter:
+    if inter is None:
         return Learner(intra, bank)
     return Learner(intra, bank, inter.labels.build(), inter.sampler.build(), inter)
 

@@ -20,10 +20,12 @@ PATTERN = re.compile(r"step-(\d{10})\.pt")
 
 def save(folder: Path, step: int, state: State, keep: int) -> Path:
     """Write atomically: a crash at any moment leaves the earlier checkpoints as they were."""
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step-{step:010d}.pt"
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left_over in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
+            left_over.unlink(missing_ok=True)
         with open(temporary, "wb") as file:
             torch.save(state, file)
             file.flush()
@@ -32,14 +34,15 @@ def save(folder: Path, step: int, state: State, keep: int) -> Path:
         _sync_folder(folder)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise UserError(
-            f"could not write the checkpoint {target}: {error}. Earlier checkpoints are untouched; make room or "
-            "permission, then continue with --resume"
+            f"could not write the checkpoint {target}: {' '.join(str(error).split())}. Earlier checkpoints are "
+            "untouched; make room or permission, then continue with --resume"
         ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     for old in find(folder)[:-keep]:
-        old.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            old.unlink(missing_ok=True)
     return target
 
 
@@ -59,6 +62,8 @@ def find(folder: Path) -> list[Path]:
 def load(path: Path, device: torch.device | str = "cpu") -> State:
     """Tensors and plain values only: a checkpoint never runs code."""
     state: State = torch.load(path, map_location=device, weights_only=True)
+    if not isinstance(state, dict) or not {"format", "step"} <= state.keys():
+        raise ValueError("this is not a checkpoint of interclr")
     return state
 
 

@@ -95,7 +95,7 @@ def prepare(source: Source, config: DataConfig, device: torch.device, screen: Sc
     images: Canvas | Source = source
     if _fits(source, config, device):
         images, source = _resident(source, config, device, screen, unreadable)
-    queries, bank_rows = _monitor_sets(source, held, config, device, screen)
+    queries, bank_rows = _monitor_sets(source, images, held, config, device, screen)
     return TrainingData(source, images, queries, bank_rows, unreadable)
 
 
@@ -131,7 +131,12 @@ def _fits(source: Source, config: DataConfig, device: torch.device) -> bool:
 
 
 def _monitor_sets(
-    source: Source, held: Source | None, config: DataConfig, device: torch.device, screen: Screen
+    source: Source,
+    images: Canvas | Source,
+    held: Source | None,
+    config: DataConfig,
+    device: torch.device,
+    screen: Screen,
 ) -> tuple[Canvas | Source | None, Tensor | None]:
     """Queries: the held-out images, else the test split, else some of the training images (then not in the bank)."""
     labels = source.labels
@@ -139,14 +144,32 @@ def _monitor_sets(
         return None, None
     known = (labels >= 0).nonzero().flatten()
     test = held if held is not None else _test_split(config)
-    if test is not None and test.labels is not None:
-        return (read_all(test)[0].to(device) if _fits(test, config, device) else test), known
+    if test is not None and test.labels is not None and bool((test.labels >= 0).any()):
+        return _labelled_queries(test, config, device, screen), known
     shuffled = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))]
     count = min(MONITOR_QUERIES, len(known) // 5)
     if count < 1:
         return None, None
     screen.say(f"no test split: k-NN is measured on {count} of the {len(known)} labelled images against the others")
-    return Subset(source, shuffled[:count].sort().values.tolist()), shuffled[count:].sort().values
+    rows = shuffled[:count].sort().values
+    queries = images.rows(rows) if isinstance(images, Canvas) else Subset(images, rows.tolist())
+    return queries, shuffled[count:].sort().values
+
+
+def _labelled_queries(test: Source, config: DataConfig, device: torch.device, screen: Screen) -> Canvas | Source:
+    assert test.labels is not None
+    if bool((test.labels < 0).any()):
+        test = Subset(test, (test.labels >= 0).nonzero().flatten().tolist())
+    if not _fits(test, config, device):
+        return test
+    unreadable = Unreadable()
+    canvas, _ = read_all(test, unreadable=unreadable)
+    if unreadable.reasons:
+        name, reason = next(iter(unreadable.reasons.items()))
+        screen.warn(
+            f"{len(unreadable.reasons)} images for k-NN are unreadable and left out, the first is {name}: {reason}"
+        )
+    return canvas.to(device)
 
 
 def _test_split(config: DataConfig) -> Source | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,20 +92,34 @@ class JsonLines:
 
     def __init__(self, path: Path, resume_step: int | None) -> None:
         self.path = path
-        if resume_step is None:
-            path.write_text("")
-        elif path.exists():
-            kept = [line for line in read_lines(path) if line.get("step", 0) <= resume_step]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            os.replace(temporary, path)
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115 - open for the life of the run
+        with _writing(path):
+            if resume_step is None:
+                path.write_text("")
+            elif path.exists():
+                kept = [line for line in read_lines(path) if line.get("step", 0) <= resume_step]
+                temporary = path.with_suffix(".tmp")
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+                os.replace(temporary, path)
+            self._file = open(path, "a", buffering=1)  # noqa: SIM115 - open for the life of the run
 
     def log(self, record: Record) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        with _writing(self.path):
+            self._file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written has been said already
+            self._file.close()
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"could not write {path}: {error.strerror or error}. Checkpoints are untouched; make room or permission, "
+            "then continue with --resume"
+        ) from error
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -112,9 +127,11 @@ def read_lines(path: Path) -> list[Record]:
     records: list[Record] = []
     for line in path.read_text().splitlines():
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if isinstance(record, dict):
+            records.append(record)
     return records
 
 

@@ -80,7 +80,7 @@ class Monitor:
         with self.screen.working(what) as progress:
             return embed_all(
                 network,
-                in_order(images, self.device, BATCH),
+                in_order(images, self.device, BATCH, None if data.workers == "auto" else data.workers),
                 transform,
                 pick=_inter_projection,
                 channels_last=engine.channels_last,
@@ -90,11 +90,7 @@ class Monitor:
 
     def _take(self, rows: Tensor) -> Canvas | Source:
         images = self.data.images
-        if isinstance(images, Canvas):
-            here = rows.to(images.pixels.device)
-            size = None if images.size is None else images.size[here]
-            return Canvas(images.pixels[here], size, None if images.labels is None else images.labels[here])
-        return Subset(images, rows.tolist())
+        return images.rows(rows) if isinstance(images, Canvas) else Subset(images, rows.tolist())
 
 
 def _inter_projection(output: object) -> Tensor:

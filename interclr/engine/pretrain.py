@@ -25,6 +25,7 @@ from interclr.engine.dataset import Facts, TrainingData, median_side, open_train
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor
 from interclr.engine.progress import Screen, TrainingBar
+from interclr.engine.resume import changed_settings
 from interclr.engine.run import Run, environment, prepare_folder, save_backbone, write_text
 from interclr.engine.settle import settle
 from interclr.engine.step import Plan, TrainStep
@@ -116,8 +117,10 @@ class Training:
         self.clusters_started = False
         self.seconds = 0.0  # spent training in earlier sittings
         self.measured: dict[str, float] = {}  # k-NN before training, of pixels, and the latest figures
+        self.met_before: dict[str, str] = {}  # unreadable images of earlier sittings
         self.resumed = resume and self._restore()
         self.loader: Loader = data.loader(batch, settings.seed, device, settings.data, screen)
+        self.loader.unreadable.reasons.update(self.met_before)
         self.stop_asked = False
 
     # State.
@@ -133,6 +136,7 @@ class Training:
             "clusters_started": self.clusters_started,
             "seconds": self._elapsed(),
             "measured": self.measured,
+            "unreadable": self.loader.unreadable.reasons,
             "data": self.data.source.fingerprint(),
             "settings": dump(self.settings),
         }
@@ -152,6 +156,9 @@ class Training:
                 f"the data are not those {path.name} was trained on ({self.data.source.name} has changed): "
                 "image indices would point to other images. Restore the data, or start a new run"
             )
+        for change in changed_settings(state["settings"], self.settings):
+            self.screen.warn(f"not as in the run so far, {change}: the result will differ")
+        fresh = [{k: v for k, v in group.items() if k != "params"} for group in self.optimiser.param_groups]
         try:
             self.learner.load_state_dict(state["learner"])
             self.optimiser.load_state_dict(state["optimiser"])
@@ -160,10 +167,13 @@ class Training:
             raise UserError(
                 f"{path.name} does not fit these settings (resume with those of the run): {text}"
             ) from error
+        for group, own in zip(self.optimiser.param_groups, fresh, strict=True):
+            group.update(own)  # a changed weight decay or momentum counts; the state is the run's
         self.step_once.scaler.load_state_dict(state["scaler"])
         self.averages.load_state(state["averages"], self.device)
         self.step, self.clusters_started = state["step"], state["clusters_started"]
         self.seconds, self.measured = state["seconds"], state["measured"]
+        self.met_before = state["unreadable"]
         if self.step > self.plan.total:
             raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
         return True
@@ -171,11 +181,16 @@ class Training:
     def _save(self) -> None:
         for record in self.averages.finished():
             self._log(record)
-        if not self.averages.all_finite():
+        if not self.averages.all_finite() or not self._weights_are_finite():
             self._diverged(self.step)
         if dist.is_main():
             checkpoint.save(self.folder / "checkpoint", self.step, self._state(), self.settings.checkpoint.keep)
         self.saved_at, self.saved_step = time.monotonic(), self.step
+
+    def _weights_are_finite(self) -> bool:
+        """A loss can be the last finite one of a run whose weights are lost already: such a state is not saved."""
+        with torch.no_grad():
+            return bool(torch.stack(torch._foreach_norm(list(self.learner.parameters()))).isfinite().all())
 
     def _elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.started
@@ -183,6 +198,9 @@ class Training:
     # The loop.
 
     def run(self, stop_after: int | None) -> Run:
+        if self.resumed and self.step == self.plan.total and Run(self.folder).finished:
+            self.screen.say(f"the run in {self.folder} is finished: nothing to continue")
+            return Run(self.folder)
         self.started = self.saved_at = time.monotonic()
         self.saved_step = self.step if self.resumed else -1
         if dist.is_main():
@@ -195,7 +213,9 @@ class Training:
                 self.screen.say(f"continuing at step {self.step:,} of {self.plan.total:,}")
             else:
                 self._measure_start()
-            last = self.plan.total if stop_after is None else min(self.plan.total, self.step + stop_after)
+            last = self.plan.total
+            if stop_after is not None:  # whole optimiser steps: a checkpoint holds no half-summed gradients
+                last = min(last, math.ceil((self.step + stop_after) / self.plan.accumulate) * self.plan.accumulate)
             with self._interruptible(), self.screen.training(self.plan.total, self.step) as bar:
                 self._train(last, bar)
             if self.step < self.plan.total:
@@ -216,7 +236,14 @@ class Training:
         mark, waited, since = time.monotonic(), 0.0, self.step
         while self.step < last:
             asked = time.monotonic()
-            images = next(batches)
+            try:
+                images = next(batches)
+            except RuntimeError:
+                if not self.stop_asked:
+                    raise
+                # A signal to the whole process group has also ended the workers.
+                batches = iter(self.loader.iterate(self.step, last))
+                images = next(batches)
             waited += time.monotonic() - asked
             self.averages.add(self.step_once(images, self.step))
             self.step += 1
@@ -237,7 +264,7 @@ class Training:
                 self._end_epoch(self.step // per_epoch - 1)
                 mark, waited, since = time.monotonic(), 0.0, self.step
             self._save_if_due()
-            if self.stop_asked:
+            if self.stop_asked and self.step % self.plan.accumulate == 0:
                 break
 
     def _show(self, record: Record | None, bar: TrainingBar) -> None:
@@ -253,8 +280,8 @@ class Training:
 
     def _diverged(self, step: int) -> NoReturn:
         raise UserError(
-            f"the loss became NaN or infinite before step {step}: lower optimiser.base_lr, lengthen "
-            "schedule.warmup_epochs or use engine.precision=bf16. No checkpoint was written since; earlier ones are kept"
+            f"the loss or the weights became NaN or infinite before step {step}: lower optimiser.base_lr, lengthen "
+            "schedule.warmup_epochs or use engine.precision=bf16. Checkpoints from before that are kept"
         )
 
     def _end_epoch(self, epoch: int) -> None:
@@ -314,9 +341,9 @@ class Training:
         return figures
 
     def _finish(self) -> None:
+        self._save()  # first: a run killed while it is measured loses nothing
         figures = self._measure(self.plan.epochs - 1)
         seconds = self._elapsed()
-        self._save()
         if not dist.is_main():
             return
         save_backbone(self.folder / "backbone.safetensors", self.learner.intra.encoder.backbone)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from interclr import dist
 
@@ -20,7 +21,7 @@ class Screen:
     """Every word a run says goes through here."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self.silent = quiet or not dist.is_main()
 
     def say(self, text: str) -> None:
@@ -34,11 +35,11 @@ class Screen:
     def table(self, title: str, rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> None:
         if self.silent:
             return
-        table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+        table = Table(title=Text(title), title_justify="left", show_edge=False, pad_edge=False)
         for name in header:
             table.add_column(name)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # as it is: a file may be called [/bold].jpg
         self.console.print(table)
 
     @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torchvision
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from interclr.types import Images, UserError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A folder with ``resolved.yaml``, ``metrics.jsonl``, ``checkpoint/``, ``backbone.safetensors``, ``result.json``."""
+    """A folder: ``resolved.yaml``, ``metrics.jsonl``, ``checkpoint/``, ``backbone.safetensors``, ``result.json``."""
 
     folder: Path
 
@@ -85,14 +86,31 @@ def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _could_not_write(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def save_backbone(path: Path, backbone: Backbone) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    save_file({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, temporary)
-    os.replace(temporary, path)
+    try:
+        save_file({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, temporary)
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise _could_not_write(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _could_not_write(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"could not write {path}: {' '.join(str(error).split())}. Checkpoints are untouched; make room or permission, "
+        "then continue with --resume"
+    )
 
 
 def prepare_folder(folder: Path, resume: bool) -> None:
@@ -104,6 +122,9 @@ def prepare_folder(folder: Path, resume: bool) -> None:
         probe = folder / ".write-test"
         probe.write_text("")
         probe.unlink()
+        if not resume:  # what an earlier attempt left behind does not speak for this one
+            for stale in ("result.json", "backbone.safetensors"):
+                (folder / stale).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
 

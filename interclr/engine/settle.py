@@ -43,15 +43,20 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     small_job = on_cpu or n < 20_000 or size < 128
     choose("model.backbone", "resnet10" if on_cpu else "resnet18" if small_job else "resnet50", _on(facts))
     choose("model.width", 32 if on_cpu and tree["model"]["backbone"] in ("resnet10", "resnet18") else 64, _on(facts))
-    stem = "standard" if size > 64 else ("strided" if on_cpu else "small")
+    is_resnet = tree["model"]["backbone"].startswith(("resnet", "resnext", "wide_resnet"))  # others have one stem
+    stem = "standard" if size > 64 or not is_resnet else ("strided" if on_cpu else "small")
     choose("model.stem", stem, f"views of {size} px")
     choose("data.batch", _batch(n, on_cpu), f"{n:,} images")
     batch: int = tree["data"]["batch"]
     choose("schedule.epochs", _epochs(n, batch, on_cpu), f"{max(n // batch, 1):,} steps an epoch")
     choose("method.queue", _power_of_two(n / 2, batch, QUEUE_LARGEST), "at most half the images")
     choose("method.negatives", min(NEGATIVES_LARGEST, max(1, n // 2)), "at most half the images")
-    choose("inter.clusters", auto_clusters(n), "10,000 for ImageNet, scaled to the number of images")
-    choose("inter.sampler.negatives", _power_of_two(n / 32, 16, NEGATIVES_LARGEST), "about a third of the pool")
+    choose("inter.clusters", max(2, auto_clusters(n)), "10,000 for ImageNet, scaled to the number of images")
+    choose(
+        "inter.sampler.negatives",
+        _power_of_two(n / 32, max(1, min(16, n // 20)), NEGATIVES_LARGEST),
+        "about a third of the pool",
+    )
     choose("engine.precision", "fp32" if on_cpu else "bf16", _on(facts))
     choose("engine.mode", "eager", "compile pays off on long runs: engine.mode=compile")
     epochs: int = tree["schedule"]["epochs"]

@@ -29,6 +29,7 @@ class IntraMethod(nn.Module, ABC):
 
     views_needed: int = 2  # how many views of an image ``embed`` reads
     uses_bank: bool = False  # True where the intra loss itself reads the bank (NPID)
+    uses_negatives: bool = True  # False where the inter loss has none, so that none are looked for
     bank_momentum: float = 1.0  # ω that suits this method
     temperature: float = 0.2
 
@@ -39,7 +40,8 @@ class IntraMethod(nn.Module, ABC):
         self.margin = Margin()
         self.inter_margin = Margin()
         self.generator: torch.Generator | None = None  # seeded by the engine before every step, equal on all ranks
-        self._forward: Callable[[Tensor], tuple[Tensor, ...]] = encoder
+        self._forward: Callable[[Tensor], tuple[Tensor, ...]]
+        self.train_through(encoder)
 
     def train_through(self, forward: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
         """Run the trainable encoder through ``forward`` (a DDP wrapper). Bank, queue and target stay outside it."""
@@ -63,6 +65,10 @@ class IntraMethod(nn.Module, ABC):
     def after_optimiser(self, step: int, total: int) -> None:
         """Once per optimiser step (not per micro-batch): move the momentum encoder."""
 
+    def synchronise_norm(self) -> None:
+        """BatchNorm statistics over all ranks instead of each rank's own."""
+        self.encoder = nn.SyncBatchNorm.convert_sync_batchnorm(self.encoder)
+
     def bank_encoder(self) -> Encoder:
         """The encoder whose features the memory bank holds."""
         return self.encoder
@@ -70,6 +76,8 @@ class IntraMethod(nn.Module, ABC):
 
 class PositiveOnly(IntraMethod):
     """BYOL and SimSiam: a predictor, no negatives, and so no margin and no temperature in either branch."""
+
+    uses_negatives = False
 
     def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
         return _summed_mse(embeddings.query, embeddings.target)

@@ -53,5 +53,9 @@ class BYOL(PositiveOnly):
     def after_optimiser(self, step: int, total: int) -> None:
         update_momentum_copy(self.target_encoder, self.encoder, cosine(step, total, self.momentum, 1.0))
 
+    def synchronise_norm(self) -> None:
+        super().synchronise_norm()
+        self.target_encoder = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.target_encoder)
+
     def bank_encoder(self) -> Encoder:
         return self.target_encoder

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
+from interclr.bank import MemoryBank
 from interclr.intra.base import PositiveOnly, mean_direction
 from interclr.models import Backbone, Encoder, mlp
-from interclr.types import Batch, Config, Embeddings
+from interclr.types import Batch, Config, Embeddings, Pairs
 
 
 class SimSiamConfig(Config):
@@ -44,3 +45,11 @@ class SimSiam(PositiveOnly):
             inter_query=torch.stack([e[3] for e in encoded]),
             feature=mean_direction(torch.stack([e[2].detach() for e in encoded])),
         )
+
+    def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
+        """½·D(p₁, z₂) + ½·D(p₂, z₁), D = −cos: from 0 down to −1. A quarter of BYOL's slope, as the rates assume."""
+        return -(embeddings.query * embeddings.target).sum(-1).mean()
+
+    def inter_loss(self, embeddings: Embeddings, pairs: Pairs, bank: MemoryBank) -> Tensor:
+        positive = bank.features[pairs.positive].float().view_as(embeddings.inter_query)  # (V, B, D)
+        return -(embeddings.inter_query * positive).sum(-1).mean()

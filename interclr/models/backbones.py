@@ -12,7 +12,14 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from interclr.types import Config, UserError
 
 # Depths torchvision has no name for, or that we also offer at another width. Keys keep torchvision's parameter names.
-NARROW: dict[str, list[int]] = {"resnet10": [1, 1, 1, 1], "resnet18": [2, 2, 2, 2], "resnet34": [3, 4, 6, 3]}
+# Three stages, as the ResNets of the CIFAR experiments of He et al. 2016, leave ``layer4`` empty.
+NARROW: dict[str, list[int]] = {
+    "resnet8": [1, 1, 1],
+    "resnet10": [1, 1, 1, 1],
+    "resnet18": [2, 2, 2, 2],
+    "resnet34": [3, 4, 6, 3],
+}
+OURS = ("resnet8", "resnet10")
 FULL_WIDTH = 64
 
 
@@ -30,18 +37,20 @@ class NarrowResNet(ResNet):  # type: ignore[misc]
         self.layer1 = self._make_layer(BasicBlock, width, blocks[0])
         self.layer2 = self._make_layer(BasicBlock, width * 2, blocks[1], stride=2)
         self.layer3 = self._make_layer(BasicBlock, width * 4, blocks[2], stride=2)
-        self.layer4 = self._make_layer(BasicBlock, width * 8, blocks[3], stride=2)
+        four = len(blocks) == 4
+        self.layer4 = self._make_layer(BasicBlock, width * 8, blocks[3], stride=2) if four else nn.Identity()
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Linear(width * 8, 1000)
+        self.fc = nn.Linear(self.inplanes, 1000)
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
     """Batch-independent normalisation: for tiny batches, and where ranks must compute exactly what one process does."""
-    return nn.GroupNorm(min(8, channels // 4), channels)
+    groups = next(g for g in range(max(1, min(8, channels // 4)), 0, -1) if channels % g == 0)
+    return nn.GroupNorm(groups, channels)
 
 
 class BackboneConfig(Config):
-    """``backbone``: a torchvision ResNet, ``resnet10``, any other torchvision classifier, or ``timm/NAME``."""
+    """``backbone``: a torchvision ResNet, ``resnet8`` or ``resnet10``, any other torchvision classifier, or ``timm/NAME``."""
 
     backbone: str = "resnet50"
     stem: Literal["standard", "strided", "small"] = "standard"
@@ -71,7 +80,7 @@ class Backbone(nn.Module):
 
 def _torchvision(config: BackboneConfig) -> tuple[nn.Module, int]:
     norm = group_norm if config.norm == "group" else nn.BatchNorm2d
-    if config.backbone in NARROW and (config.backbone == "resnet10" or config.width != FULL_WIDTH):
+    if config.backbone in NARROW and (config.backbone in OURS or config.width != FULL_WIDTH):
         network: Any = NarrowResNet(NARROW[config.backbone], config.width, norm)
         _initialise(network)
     else:
@@ -87,13 +96,15 @@ def _torchvision(config: BackboneConfig) -> tuple[nn.Module, int]:
         return network, features
     if config.stem != "standard":
         raise UserError(f"model.stem={config.stem} works with ResNets only, not with {config.backbone}")
+    if config.norm == "group":
+        raise UserError(f"model.norm=group works with ResNets only, not with {config.backbone}")
     return network, _cut_classifier(network, config.backbone)
 
 
 def _named(name: str, norm: Any) -> Any:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        raise UserError(f"model.backbone={name!r} is unknown: use resnet10, a torchvision model or timm/NAME")
+        raise UserError(f"model.backbone={name!r} is unknown: use {', '.join(OURS)}, a torchvision model or timm/NAME")
     if name.startswith(("resnet", "resnext", "wide_resnet")):
         return torchvision.models.get_model(name, weights=None, norm_layer=norm)
     return torchvision.models.get_model(name, weights=None)

@@ -35,7 +35,7 @@ class SplitBatchNorm(nn.Module):
         variances = self.running_var.repeat(self.splits, 1)
         parts = [
             F.batch_norm(part, means[i], variances[i], self.weight, self.bias, True, self.momentum, self.eps)
-            for i, part in enumerate(x.chunk(self.splits))
+            for i, part in enumerate(x.tensor_split(self.splits))  # sizes differ by one at most
         ]
         self.running_mean.copy_(means.mean(0))
         self.running_var.copy_(variances.mean(0))

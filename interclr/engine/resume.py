@@ -1,0 +1,38 @@
+"""Which settings may change between the sittings of a run, and which would make it another run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from interclr.config import Settings, settings_from
+from interclr.types import UserError
+
+# Where and how a run is carried out, not what it computes. The data themselves are compared by their fingerprint.
+FREE = (
+    *("data.source", "data.root", "data.resident", "data.workers", "data.unreadable"),
+    *("engine.device", "engine.loggers", "engine.log_every", "checkpoint.", "monitor."),
+)
+# What a step number or a stored tensor stands for.
+FIXED = ("seed", "data.batch", "engine.accumulate", "model.", "method.name", "optimiser.name")
+
+
+def changed_settings(saved: str, now: Settings) -> list[str]:
+    """``key: old → new`` for every setting that changes the result. Raises where the run could not be continued."""
+    before = _flat(settings_from(yaml.safe_load(saved)).model_dump(mode="json"))
+    after = _flat(now.model_dump(mode="json"))
+    differing = [key for key in {**before, **after} if before.get(key) != after.get(key) and not key.startswith(FREE)]
+    lines = {key: f"{key}: {before.get(key)} → {after.get(key)}" for key in differing}
+    fatal = [line for key, line in lines.items() if key.startswith(FIXED)]
+    if fatal:
+        raise UserError(
+            f"--resume cannot change {'; '.join(fatal)}. Resume with the run's own value, or start a new run"
+        )
+    return list(lines.values())
+
+
+def _flat(tree: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {k: v for key, value in tree.items() for k, v in _flat(value, f"{path}.{key}" if path else key).items()}

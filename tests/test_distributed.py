@@ -1,0 +1,221 @@
+"""Several processes do what one does: identical banks on every rank, the losses of one process on the global batch.
+
+Processes are started by hand over gloo. Group normalisation, and heads whose BatchNorm is replaced, make every image's
+embedding independent of the others on its rank: only then can losses equal those of one process. With BatchNorm left
+in (as in ``batch-norm``) each rank has statistics of its own, and only the equality of ranks is checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as torch_dist
+import torch.multiprocessing as multiprocessing
+from small_learner import (
+    IMAGES,
+    METHODS,
+    SIDE,
+    digests,
+    images_of,
+    learner,
+    pixels,
+    plan,
+    train_step,
+    without_batch_norm,
+)
+from torch import nn
+
+from interclr import dist
+from interclr.models import Backbone, BackboneConfig
+
+BATCH = 16  # global
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    method: str
+    steps: int = 20
+    network: str = "resnet"
+    inter: tuple[tuple[str, Any], ...] = ()
+    epochs: int = 1  # ``steps`` each
+    accumulate: int = 1
+    batch_norm: bool = False
+    worlds: tuple[int, ...] = (2, 4)
+    method_extra: tuple[tuple[str, Any], ...] = ()
+
+
+CASES: dict[str, Case] = {
+    **{method: Case(method) for method in METHODS},
+    **{f"{method}-long": Case(method, 250, "mlp") for method in ("mocov2", "npidv2", "byol")},
+    "mocov2-symmetric": Case("mocov2", network="mlp", method_extra=(("symmetric", True),)),
+    "simclr-accumulate": Case("simclr", network="mlp", accumulate=2),
+    "offline": Case("npidv2", 6, "mlp", inter=(("labels", {"name": "offline"}),), epochs=3),
+    **{
+        f"{method}-warm-up": Case(
+            method, 6, "mlp", inter=(("head", "separate"), ("warmup_epochs", 1)), epochs=2, worlds=(2,)
+        )
+        for method in ("mocov2", "byol", "simclr", "simsiam")
+    },
+    **{f"{method}-batch-norm": Case(method, batch_norm=True, worlds=(2,)) for method in ("mocov2", "byol", "simsiam")},
+}
+
+
+def mlp_backbone(_: BackboneConfig) -> Backbone:
+    layers = [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 32), nn.ReLU()]
+    return Backbone(nn.Sequential(*layers), 32)
+
+
+def train(case: Case, stop_after: int | None = None) -> dict[str, Any]:
+    """Losses averaged over ranks, and digests of all state, of this process."""
+    original = BackboneConfig.build
+    try:
+        if case.network == "mlp":
+            BackboneConfig.build = mlp_backbone  # type: ignore[method-assign]
+        norm = "batch" if case.batch_norm else "group"
+        extra = {f"method_{name}": value for name, value in case.method_extra}
+        model = learner(case.method, dict(case.inter), norm, **extra)
+    finally:
+        BackboneConfig.build = original  # type: ignore[method-assign]
+    if not case.batch_norm:
+        without_batch_norm(model)
+    step = train_step(model, plan(case.steps, case.epochs, case.accumulate, 0.05))
+    data, losses, changed = pixels(), [], 0.0
+    for number in range(stop_after or case.steps * case.epochs)[: case.steps * case.epochs]:
+        terms = step(images_of(number, BATCH, data), number)
+        losses.append(float(dist.all_reduce_mean(terms["loss"])))
+        changed += float(terms.get("labels_changed", 0.0))
+        if (number + 1) % case.steps == 0:
+            epoch = number // case.steps
+            model.end_epoch(epoch, torch.Generator().manual_seed(epoch))
+    return {"losses": losses, "digests": digests(model), "changed": changed}
+
+
+def worker(rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch_dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    found: dict[str, Any] = {}
+    try:
+        for name, case in CASES.items():
+            if world in case.worlds:
+                try:
+                    import time
+                    t=time.time()
+                    found[name] = train(case)
+                    if rank==0: print(world,name,round(time.time()-t,2),file=sys.__stderr__,flush=True)
+                except Exception:  # every rank meets the same error, so the others need not wait
+                    found[name] = {"error": traceback.format_exc()}
+    finally:
+        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+        torch_dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """For 2 and 4 processes, what each rank found."""
+    result = {}
+    for world in (2, 4):
+        folder = tmp_path_factory.mktemp(f"world{world}")
+        multiprocessing.spawn(worker, (world, str(folder)), world)
+        result[world] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+    return result
+
+
+@pytest.mark.parametrize(("name", "world"), [(name, world) for name, case in CASES.items() for world in case.worlds])
+def test_ranks_agree_to_the_bit_and_with_one_process(
+    name: str, world: int, several: dict[int, list[dict[str, Any]]]
+) -> None:
+    ranks, case = [rank[name] for rank in several[world]], CASES[name]
+    assert "error" not in ranks[0], ranks[0].get("error")
+    kept = {"bank.features", "bank.labels", "bank.centroids", "bank.counts", "bank.sums"}
+    assert kept <= ranks[0]["digests"].keys()
+    assert ("intra.queue" in ranks[0]["digests"]) == (case.method == "mocov2")
+    for other in ranks[1:]:
+        assert other == ranks[0]
+    if case.inter == ():
+        assert ranks[0]["changed"] > 0  # or the labels would agree because nothing happened
+    if case.batch_norm:
+        return
+    alone = one_process(name)
+    # Rounding differs, and grows; once it tips a label or a negative at the edge of a pool the two runs part a little.
+    assert ranks[0]["losses"][:10] == pytest.approx(alone["losses"][:10], rel=1e-4, abs=1e-5)
+    assert ranks[0]["losses"][:20] == pytest.approx(alone["losses"][:20], rel=2e-2, abs=1e-3)
+
+
+_ALONE: dict[str, dict[str, Any]] = {}
+
+
+def one_process(name: str) -> dict[str, Any]:
+    if name not in _ALONE:
+        _ALONE[name] = train(CASES[name], stop_after=20)
+    return _ALONE[name]
+
+
+def test_one_process_needs_no_launcher() -> None:
+    assert (dist.rank(), dist.world(), dist.is_main()) == (0, 1, True)
+    tensor = torch.arange(3.0)
+    for function in (dist.all_gather, dist.all_gather_with_gradient, dist.broadcast, dist.all_reduce_mean):
+        assert function(tensor) is tensor
+    assert dist.slice_of_rank(IMAGES) == slice(0, IMAGES)
+    assert SIDE == 16
+
+
+# The command line under torchrun.
+
+TINY = [
+    "data.source=synthetic:128",
+    "data.batch=32",
+    "model.backbone=resnet10",
+    "model.width=8",
+    "schedule.epochs=4",
+    "method.queue=64",
+    "inter.clusters=6",
+    "inter.sampler.negatives=4",
+    "checkpoint.every_epochs=2",
+    "monitor.every_epochs=0",
+    "engine.log_every=2",
+]
+
+
+def torchrun(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "interclr.cli", "pretrain", *more, "--out", str(folder), "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+
+
+def losses_of(folder: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert len(steps) == len(set(steps)), "a step was logged by more than one rank"
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def test_torchrun_trains_writes_once_and_resumes(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = torchrun(folder, "synthetic-mocov2-interclr", *TINY)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("done in") == 1  # one rank speaks
+    first = losses_of(folder)
+    assert list(first) == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert json.loads((folder / "result.json").read_text())["steps"] == 16
+    assert len(list(folder.rglob("events.out.tfevents*"))) == 1
+
+    # As if the run had been killed after the checkpoint of step 8.
+    saved = sorted((folder / "checkpoint").iterdir())
+    assert len(saved) == 2, saved
+    saved[-1].unlink()
+    (folder / "result.json").unlink()
+    again = torchrun(folder, "--resume")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "continuing at step 8" in again.stdout
+    assert losses_of(folder) == pytest.approx(first, rel=1e-6)
+    assert json.loads((folder / "result.json").read_text())["finished"]

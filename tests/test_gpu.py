@@ -1,0 +1,81 @@
+"""What only a GPU can show. Skipped without one; run there before an issue is called resolved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from interclr.config import Settings, load_settings
+from interclr.data.builtin import open_source
+from interclr.data.loader import Canvas, Order, ResidentLoader
+from interclr.data.views import Views
+from interclr.engine import checkpoint, pretrain
+from interclr.engine.build import build_learner, peak_rate
+from interclr.engine.progress import Screen
+from interclr.engine.step import Plan, TrainStep
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+METHODS = ["npidv2", "mocov2", "byol", "simclr", "simsiam"]
+RECIPES = [f"cifar10-{method}{branch}" for method in METHODS for branch in ("", "-interclr")]
+SMALL = ["data.source=synthetic:1024", "data.batch=64", "schedule.epochs=2", "model.width=16"]
+INTER = ["inter.clusters=32", "inter.sampler.negatives=64"]
+
+
+def settings_of(recipe: str, *more: str) -> Settings:
+    extra = INTER if recipe.endswith("-interclr") else []
+    return load_settings(recipe, [*SMALL, *extra, "engine.precision=bf16", *more])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_never_waits_for_the_host(recipe: str) -> None:
+    settings = settings_of(recipe)
+    device = torch.device("cuda")
+    source = open_source("synthetic:1024")
+    canvas = Canvas(source.pixels, None, source.labels).to(device)  # type: ignore[attr-defined]
+    loader = ResidentLoader(canvas, Order(len(source), 64, 0))
+    learner = build_learner(settings, len(source)).to(device)
+    optimiser = settings.optimiser.build(learner.intra.encoder, peak_rate(settings))
+    views = Views(settings.views, 32, settings.data.mean, settings.data.std)
+    plan = Plan(2, 16, 1, 0, peak_rate(settings), 0)
+    step = TrainStep(learner, views, optimiser, plan, device, "bf16", channels_last=True, compiled=False)
+    if learner.labels is not None and learner.bank is not None:
+        learner.start_clusters(learner.bank.features.clone(), torch.Generator().manual_seed(0))
+    batches = list(loader.iterate(0, 8))
+    for number in range(4):  # warm up: kernels load, optimiser state appears
+        step(batches[number], number)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        terms = [step(batches[number], number) for number in range(4, 8)]  # step 9 would repair clusters
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(value) for named in terms for value in named.values())
+
+
+@pytest.mark.parametrize("recipe", ["cifar10-mocov2-interclr", "cifar10-byol-interclr", "cifar10-npidv2-interclr"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_resume_is_bit_exact(recipe: str, precision: str, tmp_path) -> None:
+    settings = settings_of(recipe, f"engine.precision={precision}", "monitor.every_epochs=0")
+    quiet = Screen(quiet=True)
+    pretrain(settings, tmp_path / "whole", screen=quiet)
+    pretrain(settings, tmp_path / "parts", screen=quiet, stop_after=13)
+    pretrain(settings, tmp_path / "parts", screen=quiet, resume=True)
+    whole, parts = (checkpoint.load_latest(tmp_path / name / "checkpoint") for name in ("whole", "parts"))
+    assert whole is not None
+    assert parts is not None
+    for key, value in whole[0]["learner"].items():
+        assert torch.equal(value, parts[0]["learner"][key]), key
+
+
+def test_compiled_equals_eager(tmp_path) -> None:
+    """The same function up to the rounding of fused kernels: losses of the first steps agree closely in float32."""
+    losses = {}
+    for mode in ("eager", "compile"):
+        settings = settings_of(
+            "cifar10-mocov2-interclr", "engine.precision=fp32", f"engine.mode={mode}", "engine.log_every=1"
+        )
+        run = pretrain(settings, tmp_path / mode, screen=Screen(quiet=True), stop_after=8)
+        losses[mode] = [line["loss"] for line in run.metrics if "loss" in line]
+    assert len(losses["eager"]) >= 7
+    torch.testing.assert_close(torch.tensor(losses["compile"]), torch.tensor(losses["eager"]), rtol=2e-3, atol=2e-3)

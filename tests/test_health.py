@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import normalized_mutual_info_score
+from sklearn.metrics.cluster import contingency_matrix
+
+from interclr.bank import MemoryBank
+from interclr.health import agreement, cluster_health, embedding_health, warnings_of
+
+
+@pytest.mark.parametrize(("clusters", "classes"), [(2, 7), (9, 4), (30, 30), (1, 3), (3, 1), (1, 1)])
+def test_agreement_against_scikit_learn(clusters: int, classes: int) -> None:
+    generator = torch.Generator().manual_seed(clusters)
+    labels = torch.randint(classes, (400,), generator=generator)
+    noise = torch.rand(400, generator=generator) < 0.5
+    found = torch.where(noise, torch.randint(clusters, (400,), generator=generator), labels % clusters)
+    figures = agreement(found, labels)
+    table = contingency_matrix(labels.numpy(), found.numpy())
+    assert figures["purity"] == pytest.approx(table.max(0).sum() / 400)
+    assert figures["nmi"] == pytest.approx(normalized_mutual_info_score(labels.numpy(), found.numpy()), abs=1e-9)
+
+
+def test_agreement_of_equal_partitions_is_one() -> None:
+    labels = torch.arange(60) % 6
+    assert agreement(5 - labels, labels) == pytest.approx({"purity": 1.0, "nmi": 1.0})
+
+
+def test_rank_me_of_known_matrices() -> None:
+    assert embedding_health(torch.eye(8))["rank_me"] == pytest.approx(8, rel=1e-6)
+    assert embedding_health(torch.eye(4).repeat(10, 1))["rank_me"] == pytest.approx(4, rel=1e-6)
+    assert embedding_health(torch.ones(20, 8))["rank_me"] == pytest.approx(1, abs=1e-4)
+    # Two orthogonal directions, 9 rows and 1 row: singular values 3 and 1.
+    rows = torch.cat([torch.tensor([[5.0, 0, 0]]).repeat(9, 1), torch.tensor([[0, 2.0, 0]])])
+    expected = math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    assert embedding_health(rows)["rank_me"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_uniformity_by_hand() -> None:
+    assert embedding_health(torch.ones(5, 3))["uniformity"] == pytest.approx(0, abs=1e-9)
+    opposite = torch.tensor([[1.0, 0], [-1.0, 0]])
+    assert embedding_health(opposite)["uniformity"] == pytest.approx(-8)  # ‖x − y‖² = 4
+    features = torch.nn.functional.normalize(torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    pairs = torch.pdist(features.double()).square()
+    assert embedding_health(features)["uniformity"] == pytest.approx(math.log((-2 * pairs).exp().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("features", [torch.zeros(20, 8), torch.ones(20, 8), torch.full((20, 8), torch.nan)])
+def test_a_collapsed_embedding_is_said_aloud(features: torch.Tensor) -> None:
+    said = warnings_of(embedding_health(features), dim=8, size=20)
+    assert len(said) == 1
+    assert "collapsed" in said[0]
+    assert "optimiser.base_lr" in said[0]
+
+
+def test_a_healthy_run_is_not_warned() -> None:
+    features = torch.randn(200, 32, generator=torch.Generator().manual_seed(0))
+    bank = MemoryBank(200, 32, 10)
+    assert warnings_of(embedding_health(features) | cluster_health(bank, None), 32, 200) == []
+
+
+def test_clusters_sizes_entropy_and_warnings() -> None:
+    bank = MemoryBank(100, 4, 4)
+    assert cluster_health(bank, None) == pytest.approx(
+        {"cluster_min": 25, "cluster_median": 25, "cluster_max": 25, "cluster_entropy": 1}
+    )
+    bank.assign(torch.tensor([0] * 97 + [1, 2, 3]))
+    figures = cluster_health(bank, None)
+    share = torch.tensor([0.97, 0.01, 0.01, 0.01]).double()
+    assert figures["cluster_entropy"] == pytest.approx(-(share * share.log()).sum().item() / math.log(4))
+    (line,) = warnings_of(figures, 4, 100)
+    assert "97 of 100" in line
+    uneven = {"cluster_max": 40.0, "cluster_entropy": 0.3}
+    assert "uneven" in warnings_of(uneven, 4, 100)[0]
+
+
+def test_images_without_a_label_do_not_count() -> None:
+    bank = MemoryBank(6, 4, 2)
+    labels = torch.tensor([0, 1, 0, 1, -1, -1])
+    assert cluster_health(bank, labels)["purity"] == 1
+    assert "purity" not in cluster_health(bank, torch.full((6,), -1))
+    assert "purity" not in cluster_health(bank, None)

@@ -1,0 +1,274 @@
+"""How the branches are put together: λ, margins, warm-up, what a step reads and writes, gradient accumulation."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_learner import IMAGES, METHODS, batch, images_of, learner, pixels, plan, state, train_step, unit
+from torch import Tensor
+
+from interclr import samplers
+from interclr.learner import Learner
+
+PER_METHOD = pytest.mark.parametrize("method", list(METHODS))
+
+
+@contextlib.contextmanager
+def no_inter_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Any draw of pairs, any clustering and any reading of pairs is an error."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the inter branch is off and must cost nothing")
+
+    with monkeypatch.context() as patch:
+        for sampler in (samplers.Hard, samplers.SemiHard, samplers.Random, samplers.SemiEasy):
+            patch.setattr(sampler, "draw", refuse)
+        patch.setattr("interclr.learner.select_positive", refuse)
+        patch.setattr("interclr.intra.base.cosines", refuse)
+        patch.setattr("interclr.labels.OnlineLabels.commit", refuse)
+        yield
+
+
+def gradients(model: Learner, epoch: int = 0) -> tuple[Tensor, dict[str, Tensor | None]]:
+    model.intra.generator.manual_seed(1)
+    loss, _, _ = model.loss(batch(), epoch)
+    model.zero_grad()
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.intra.encoder.named_parameters()}
+
+
+@PER_METHOD
+@pytest.mark.parametrize("weight", [0.0, 0.25, 0.75])
+def test_loss_weighs_the_branches(method: str, weight: float) -> None:
+    model, data = learner(method, {"intra_weight": weight}), batch()
+    model.intra.generator.manual_seed(1)
+    loss, _, terms = model.loss(data, 0)
+    model.intra.generator.manual_seed(1)
+    embeddings = model.intra.embed(data)  # once more, for the shuffle's random numbers come first
+    intra = model.intra.loss(embeddings, model.bank)
+    pairs = model._draw(embeddings, model.bank)
+    inter = model.intra.inter_loss(embeddings, pairs, model.bank)
+    assert torch.equal(terms["intra_loss"], intra)
+    assert torch.equal(terms["inter_loss"], inter)
+    assert loss.item() == pytest.approx(weight * intra.item() + (1 - weight) * inter.item(), rel=1e-6)
+    anchors = data.index.repeat(len(embeddings.inter_query))
+    assert torch.equal(model.bank.labels[pairs.positive], model.bank.labels[anchors])
+    real = pairs.negative >= 0
+    assert not (real & (model.bank.labels[pairs.negative] == model.bank.labels[anchors][:, None])).any()
+
+
+@PER_METHOD
+@pytest.mark.parametrize("head", ["shared", "separate"])
+def test_weight_one_is_the_plain_method_to_the_bit(method: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if method == "npidv2" and head == "separate":
+        pytest.skip("npidv2 has one head")
+    extra = {"intra_weight": 1.0, "head": head, "bank_momentum": 0.9, "bank_dtype": "bfloat16", "margin": 0.4}
+    plain, weighted = learner(method), learner(method, extra)
+    assert (weighted.bank is None) == (method != "npidv2")
+    assert weighted.sampler is None
+    assert weighted.labels is None
+    assert plain.state_dict().keys() == weighted.state_dict().keys()
+    with no_inter_work(monkeypatch):
+        (first, expected), (second, found) = gradients(plain), gradients(weighted)
+        assert torch.equal(first, second)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        data, steps = pixels(), [train_step(model, plan(4)) for model in (plain, weighted)]
+        for number in range(4):
+            terms = [step(images_of(number, 8, data), number) for step in steps]
+            assert terms[0].keys() == terms[1].keys()
+            assert all(torch.equal(terms[0][name], terms[1][name]) for name in terms[0])
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, weighted.state_dict()[name]), name
+
+
+@PER_METHOD
+@pytest.mark.parametrize("head", ["shared", "separate"])
+def test_warm_up_is_the_plain_method_to_the_bit(method: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if head == "separate" and method == "npidv2":
+        pytest.skip("npidv2 has one head")
+    plain, warming = learner(method), learner(method, {"warmup_epochs": 1, "head": head})
+    shared = plain.intra.state_dict()  # a head of its own has drawn other first weights
+    warming.intra.load_state_dict(shared, strict=False)
+    if plain.bank is not None:
+        warming.bank.features.copy_(plain.bank.features)
+        warming.bank.rebuild()
+    before = state(warming.bank)
+    with no_inter_work(monkeypatch):
+        (first, expected), (second, found) = gradients(plain), gradients(warming)
+        assert torch.equal(first, second)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        data, steps = pixels(), [train_step(model, plan(3, epochs=2)) for model in (plain, warming)]
+        for number in range(3):
+            terms = [step(images_of(number, 8, data), number) for step in steps]
+            assert terms[0].keys() == terms[1].keys()
+            assert all(torch.equal(terms[0][name], terms[1][name]) for name in terms[0])
+        warming.end_epoch(0, torch.Generator())
+    own = warming.intra.state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in plain.intra.state_dict().items())
+    if plain.bank is None:
+        assert all(torch.equal(value, warming.bank.state_dict()[name]) for name, value in before.items())
+    else:
+        assert torch.equal(plain.bank.features, warming.bank.features)
+    terms = steps[1](images_of(3, 8, data), 3)
+    assert "inter_loss" in terms
+    assert "labels_changed" in terms
+
+
+@PER_METHOD
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_loss_writes_nothing_and_commit_writes_the_batch_alone(method: str, norm: str) -> None:
+    model, data = learner(method, {}, norm), batch()
+    before = state(model)
+    loss, embeddings, _ = model.loss(data, 0)
+    loss.backward()
+    assert all(torch.equal(value, before[name]) for name, value in state(model).items())
+
+    model.commit(embeddings, step=0, epoch=0)
+    changed = {name for name, value in state(model).items() if not torch.equal(value, before[name])}
+    queue = {"intra.queue", "intra.queue_position"} if method == "mocov2" else set()
+    bank = {"bank.features", "bank.sums", "bank.centroids"}
+    assert changed - {"bank.labels", "bank.counts"} == bank | queue
+
+    omega = 0.5 if method == "npidv2" else 1.0
+    expected = before["bank.features"].double().numpy()
+    for image, row in zip(data.index.tolist(), embeddings.feature.double().numpy(), strict=True):
+        mixed = (1 - omega) * expected[image] + omega * row
+        expected[image] = mixed / np.linalg.norm(mixed)
+    np.testing.assert_allclose(model.bank.features.numpy(), expected, atol=1e-6)
+    centroids = before["bank.centroids"].double().numpy()
+    for image in data.index.tolist():
+        nearest = int(np.argmin(((centroids - expected[image]) ** 2).sum(1)))
+        assert model.bank.labels[image] == nearest
+    elsewhere = torch.tensor([i for i in range(IMAGES) if i not in data.index.tolist()])
+    assert torch.equal(model.bank.labels[elsewhere], before["bank.labels"][elsewhere])
+
+
+def test_plain_methods_without_a_bank_commit_without_one() -> None:
+    model = learner("simclr")
+    _, embeddings, _ = model.loss(batch(), 0)
+    assert model.commit(embeddings, 0, 0) == {}
+
+
+def cosine_after_margin(cosine: float, margin: float, kind: str) -> float:
+    return cosine - margin if kind == "cosine" else float(np.cos(np.arccos(cosine) + margin))
+
+
+@pytest.mark.parametrize("kinds", [("cosine", "arc"), ("arc", "cosine")])
+@pytest.mark.parametrize("method", ["mocov2", "npidv2", "simclr"])
+def test_each_branch_has_its_own_margin_of_its_own_kind(method: str, kinds: tuple[str, str]) -> None:
+    intra_margin, inter_margin = 0.15, 0.25  # both keep θ + m inside [0, π] here
+    model = learner(
+        method, {"margin": inter_margin, "margin_kind": kinds[1]}, margin=intra_margin, margin_kind=kinds[0]
+    )
+    _, embeddings, _ = model.loss(batch(), 0)
+    pairs, bank = model._draw(embeddings, model.bank), model.bank.features.double().numpy()
+    temperature = model.intra.temperature
+    losses = []
+    for i, anchor in enumerate(embeddings.inter_query.detach().flatten(0, 1).double().numpy()):
+        positive = cosine_after_margin(anchor @ bank[pairs.positive[i]], inter_margin, kinds[1])
+        positive = np.exp(positive / temperature)
+        negatives = [np.exp(anchor @ bank[n] / temperature) for n in pairs.negative[i].tolist() if n >= 0]
+        assert negatives
+        losses.append(-np.log(positive / (positive + sum(negatives))))
+    inter = model.intra.inter_loss(embeddings, pairs, model.bank)
+    assert inter.item() == pytest.approx(float(np.mean(losses)), rel=1e-4)
+
+    if method == "mocov2":
+        queue, losses = model.intra.queue.double().numpy(), []
+        query, key = (t.detach()[0].double().numpy() for t in (embeddings.query, embeddings.target))
+        for q, k in zip(query, key, strict=True):
+            positive = np.exp(cosine_after_margin(q @ k, intra_margin, kinds[0]) / temperature)
+            losses.append(-np.log(positive / (positive + np.exp(queue @ q / temperature).sum())))
+        assert model.intra.loss(embeddings, None).item() == pytest.approx(float(np.mean(losses)), rel=1e-4)
+    else:
+        with_margin, plain = learner(method, margin=0.15, margin_kind=kinds[0]), learner(method)
+        assert gradients(with_margin)[0] > gradients(plain)[0]  # a positive margin is stricter
+
+
+@PER_METHOD
+def test_accumulated_gradient_is_the_mean_of_the_micro_batches(method: str) -> None:
+    schedule, data = plan(4, accumulate=2), pixels()
+    model = learner(method, {})
+    recorded: list[list[Tensor]] = []
+    calls = {"commit": 0, "after_optimiser": 0}
+    count(model, "commit", calls)
+    count(model.intra, "after_optimiser", calls)
+    optimiser = torch.optim.SGD(model.intra.encoder.parameters(), lr=0.1)
+    optimiser.step = lambda *_, **__: recorded.append([p.grad.clone() for p in model.intra.encoder.parameters()])  # type: ignore[method-assign]
+    step = train_step(model, schedule, optimiser)
+    terms = [step(images_of(number, 8, data), number) for number in range(2)]
+    assert calls == {"commit": 2, "after_optimiser": 1}
+    assert len(recorded) == 1
+
+    # The same by hand: the second micro-batch sees the bank and queue that the first has written.
+    other = learner(method, {})
+    views, separate = train_step(other, schedule), []
+    for number in range(2):
+        other.intra.generator.manual_seed(schedule.seed_of(number, 2))
+        views.view_generator.manual_seed(schedule.seed_of(number, 1))
+        loss, embeddings, _ = other.loss(views.views(images_of(number, 8, data), views.view_generator), 0)
+        assert torch.equal(loss.detach(), terms[number]["loss"])
+        other.zero_grad()
+        loss.backward()
+        separate.append([p.grad.clone() for p in other.intra.encoder.parameters()])
+        other.commit(embeddings, number, 0)
+    for found, first, second in zip(recorded[0], *separate, strict=True):
+        torch.testing.assert_close(found, (first + second) / 2, rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(value, other.bank.state_dict()[name]) for name, value in model.bank.state_dict().items())
+
+
+def count(owner: Any, name: str, calls: dict[str, int]) -> None:
+    original = getattr(owner, name)
+
+    def counted(*arguments: Any) -> Any:
+        calls[name] += 1
+        return original(*arguments)
+
+    object.__setattr__(owner, name, counted)
+
+
+def test_each_part_of_the_state_is_kept_once() -> None:
+    for method in METHODS:
+        names = list(learner(method, {}).state_dict())
+        tops = {".".join(name.split(".")[:2]) for name in names}
+        extra = {
+            "mocov2": {"intra.key_encoder", "intra.queue", "intra.queue_position"},
+            "byol": {"intra.target_encoder"},
+        }
+        bank = {f"bank.{name}" for name in ("features", "labels", "centroids", "counts", "sums")}
+        assert tops == {"intra.encoder"} | bank | extra.get(method, set())
+
+
+@PER_METHOD
+def test_state_resumes_to_the_bit(method: str) -> None:
+    data, whole = pixels(), learner(method, {})
+    step = train_step(whole, plan(6))
+    for number in range(3):
+        step(images_of(number, 8, data), number)
+    half, optimiser = state_of(whole), copy.deepcopy(step.optimiser.state_dict())
+    expected = [step(images_of(number, 8, data), number)["loss"] for number in range(3, 6)]
+    again = learner(method, {}, seed=5)
+    resumed = train_step(again, plan(6))
+    again.load_state_dict(half)
+    resumed.optimiser.load_state_dict(optimiser)
+    found = [resumed(images_of(number, 8, data), number)["loss"] for number in range(3, 6)]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def state_of(model: Learner) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_start_clusters_fills_the_bank() -> None:
+    model = learner("mocov2", {})
+    features = unit(IMAGES, 16, seed=21)
+    model.start_clusters(features, torch.Generator().manual_seed(2))
+    torch.testing.assert_close(model.bank.features, features)
+    assert int(model.bank.counts.min()) > 0
