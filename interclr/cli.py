@@ -110,7 +110,7 @@ def data_pack(
     """Turn images into one store that loads fast."""
     from interclr.data.builtin import open_source
     from interclr.data.packed import pack
-    from interclr.engine.progress import Screen
+    from interclr.screen import Screen
 
     with Screen(console).working("packing") as progress:
         report = pack(
@@ -127,7 +127,7 @@ def data_check(
     """Find unreadable, truncated and odd images and exact duplicates. Exits with 1 where images are unreadable."""
     from interclr.data.builtin import open_source
     from interclr.data.check import check
-    from interclr.engine.progress import Screen
+    from interclr.screen import Screen
 
     screen = Screen(console)
     with screen.working("checking") as progress:

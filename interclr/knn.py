@@ -10,20 +10,31 @@ CHUNK_ELEMENTS = 1 << 27  # similarities held at once: 512 MB in float32
 
 
 @torch.no_grad()
+def nearest_rows(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Cosines and bank rows of the ``k`` nearest to each query, nearest first: (Q, k) each.
+
+    In float32, also where the features are not; a process that allows TF32 products gets their rounding.
+    """
+    bank, queries = F.normalize(bank.float(), dim=1), F.normalize(queries.float(), dim=1)
+    k = min(k, len(bank))
+    parts = [(part @ bank.T).topk(k) for part in queries.split(max(1, CHUNK_ELEMENTS // len(bank)))]
+    return torch.cat([similarity for similarity, _ in parts]), torch.cat([nearest for _, nearest in parts])
+
+
+def votes_of(similarity: Tensor, labels: Tensor, classes: int, temperature: float) -> Tensor:
+    """Votes (Q, classes) of neighbours' ``labels`` (Q, k) with weight e^{s/T}; the first neighbour is the nearest."""
+    # e^{(s−s_max)/T}: the same ranking as e^{s/T} without overflow at small T
+    weights = ((similarity - similarity[:, :1]) / temperature).exp()
+    return weights.new_zeros(len(labels), classes).scatter_add_(1, labels, weights)
+
+
+@torch.no_grad()
 def knn_scores(
     bank: Tensor, bank_labels: Tensor, queries: Tensor, classes: int, k: int = 200, temperature: float = 0.1
 ) -> Tensor:
     """Votes (Q, classes): each of the ``k`` nearest bank rows by cosine votes for its label with weight e^{s/T}."""
-    bank, queries = F.normalize(bank.float(), dim=1), F.normalize(queries.float(), dim=1)
-    k = min(k, len(bank))
-    scores = []
-    for part in queries.split(max(1, CHUNK_ELEMENTS // len(bank))):
-        similarity, nearest = (part @ bank.T).topk(k)  # (q, k)
-        votes = torch.zeros(len(part), classes, device=part.device)
-        # e^{(s−s_max)/T}: the same ranking as e^{s/T} without overflow at small T
-        weights = ((similarity - similarity[:, :1]) / temperature).exp()
-        scores.append(votes.scatter_add_(1, bank_labels[nearest], weights))
-    return torch.cat(scores)
+    similarity, nearest = nearest_rows(bank, queries, k)
+    return votes_of(similarity, bank_labels[nearest], classes, temperature)
 
 
 def knn_accuracy(

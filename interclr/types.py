@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor
+
+if TYPE_CHECKING:  # the command line imports this module, and --help need not wait for torch
+    import torch
+    from torch import Tensor
 
 
 class Config(BaseModel):

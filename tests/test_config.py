@@ -97,9 +97,9 @@ def test_merge_against_its_rule(base: dict[str, object], change: dict[str, objec
         old, new = base.get(key), change.get(key)
         if key not in change:
             assert value == old
-        elif not (isinstance(old, dict) and isinstance(new, dict)):
-            assert value == new
-        elif "name" in old and "name" in new and old["name"] != new["name"]:
+        elif not (isinstance(old, dict) and isinstance(new, dict)) or (
+            "name" in old and "name" in new and old["name"] != new["name"]
+        ):
             assert value == new
         else:
             assert value == merge(old, new)
@@ -136,7 +136,6 @@ def test_parse_override() -> None:
         ("optimiser.weight_decay=-1", "optimiser.weight_decay", ["greater than or equal to 0"]),
         ("optimiser.name=adam", "optimiser", ["'sgd'", "'lars'", "'adamw'"]),
         ("method.name=moco", "method", ["'mocov2'", "'byol'"]),
-        ("optimiser={base_lr: 1}", "optimiser", []),
         ("inter.labels.name=offlin", "inter.labels", ["'online'", "'offline'"]),
         ("inter.clusters=1", "inter.clusters", ["greater than or equal to 2"]),
         ("inter.intra_weight=1.5", "inter.intra_weight", ["less than or equal to 1"]),
@@ -152,7 +151,7 @@ def test_parse_override() -> None:
         ("views=[{crop_scale: [1.0, 0.2]}, {}]", "views.0.crop_scale", ["(low, high)"]),
         ("data=3", "data", ["got 3"]),
         ("data.std=[0, 1, 1]", "data.std.0", ["greater than 0"]),
-        ("data.mean=[0, 1]", "data.mean", ["got"]),
+        ("data.mean=[0, 1]", "data.mean.2", ["required", "got [0, 1]"]),
         ("data.unreadable=ignore", "data.unreadable", ["'skip'", "'fail'"]),
         ("model.width=2", "model.width", ["greater than or equal to 4"]),
         ("model.stem=tiny", "model.stem", ["'small'"]),
@@ -187,6 +186,7 @@ def test_npid_keeps_one_head() -> None:
         ("just words", "mapping"),
         ("sead: 3", "did you mean seed?"),
         ("1: 2", "1: "),
+        ("optimiser: {base_lr: 1}", "optimiser: needs a name"),
         ("extends: nothing-like-it", "no recipe 'nothing-like-it'"),
         ("extends: 3", "extends"),
         ("extends: [{a: b}]", "extends"),

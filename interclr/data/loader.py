@@ -115,7 +115,7 @@ class StreamLoader:
         self, source: Source, order: Order, device: torch.device, workers: int | None = None, fail: bool = False
     ) -> None:
         self.source, self.order, self.device, self.fail = source, order, device, fail
-        self.workers = _workers(workers)
+        self.workers = default_workers() if workers is None else workers
         self.unreadable = Unreadable()
         self.report: Callable[[UnreadableImage], None] = lambda failure: None
 
@@ -198,8 +198,8 @@ def on_canvas(images: Sequence[Tensor], step: int = 1) -> tuple[Tensor, Tensor |
     return canvas, torch.tensor([heights, widths]).T.contiguous()
 
 
-def _workers(wanted: int | None) -> int:
-    return min(os.cpu_count() or 1, 16) if wanted is None else wanted
+def default_workers() -> int:
+    return min(os.cpu_count() or 1, 16)
 
 
 def _up(value: int, step: int) -> int:
@@ -253,7 +253,7 @@ def in_order(images: Canvas | Source, device: torch.device, batch: int, workers:
         _Rows(images),
         batch_sampler=[[part.tolist()] for part in parts],
         collate_fn=_as_given,
-        num_workers=_workers(workers),
+        num_workers=default_workers() if workers is None else workers,
         pin_memory=device.type == "cuda",
     )
     for part, (_, pixels, size, _, _) in zip(parts, loader, strict=True):

@@ -15,7 +15,7 @@ from interclr.data.loader import Canvas, Loader, Order, ResidentLoader, StreamLo
 from interclr.data.packed import is_packed
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.subset import Subset
-from interclr.engine.progress import Screen
+from interclr.screen import Screen
 from interclr.types import UserError
 
 HOST_LIMIT = 4 << 30  # bytes of pixels kept in the memory of the host

@@ -11,13 +11,13 @@ from interclr.data.source import Source
 from interclr.data.subset import Subset
 from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData
-from interclr.engine.progress import Screen
 from interclr.engine.step import PRECISIONS
 from interclr.features import embed_all
 from interclr.health import cluster_health, embedding_health, warnings_of
 from interclr.knn import knn_accuracy
 from interclr.learner import Learner
 from interclr.models.heads import Encoded
+from interclr.screen import Screen
 from interclr.types import Images
 
 BATCH = 256

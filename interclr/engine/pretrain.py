@@ -17,19 +17,19 @@ import torch
 
 from interclr import dist
 from interclr.config import Settings, dump
-from interclr.data.loader import Loader
+from interclr.data.loader import Canvas, Loader, default_workers
 from interclr.data.views import Views
 from interclr.engine import checkpoint
 from interclr.engine.build import build_learner, choose_device, peak_rate, set_determinism
 from interclr.engine.dataset import Facts, TrainingData, median_side, open_training_source, prepare
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor
-from interclr.engine.progress import Screen, TrainingBar
 from interclr.engine.resume import changed_settings
 from interclr.engine.run import Run, environment, prepare_folder, save_backbone, write_text
 from interclr.engine.settle import settle
 from interclr.engine.step import Plan, TrainStep
 from interclr.learner import Learner
+from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
 FORMAT = 1  # of the checkpoint
@@ -57,7 +57,20 @@ def pretrain(
         source = open_training_source(settings.data)
     _introduce(screen, settings, facts, source.name, chosen, device)
     data = prepare(source, settings.data, device, screen)
+    settings = _as_carried_out(settings, data, device)
     return Training(settings, folder, data, device, screen, resume).run(stop_after)
+
+
+def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device) -> Settings:
+    """What only the open data and the machine could tell, so that ``resolved.yaml`` leaves nothing to guess."""
+    resident = isinstance(data.images, Canvas)
+    workers = default_workers() if settings.data.workers == "auto" else settings.data.workers
+    return settings.model_copy(
+        update={
+            "data": settings.data.model_copy(update={"resident": resident, "workers": workers}),
+            "engine": settings.engine.model_copy(update={"device": device.type}),
+        }
+    )
 
 
 def _introduce(
@@ -158,7 +171,7 @@ class Training:
             )
         for change in changed_settings(state["settings"], self.settings):
             self.screen.warn(f"not as in the run so far, {change}: the result will differ")
-        fresh = [{k: v for k, v in group.items() if k != "params"} for group in self.optimiser.param_groups]
+        fresh = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self.optimiser.param_groups]
         try:
             self.learner.load_state_dict(state["learner"])
             self.optimiser.load_state_dict(state["optimiser"])

@@ -50,7 +50,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 class BackboneConfig(Config):
-    """``backbone``: a torchvision ResNet, ``resnet8`` or ``resnet10``, any other torchvision classifier, or ``timm/NAME``."""
+    """``backbone``: a torchvision ResNet, ``resnet8``, ``resnet10``, other torchvision models or ``timm/NAME``."""
 
     backbone: str = "resnet50"
     stem: Literal["standard", "strided", "small"] = "standard"
@@ -84,11 +84,11 @@ def _torchvision(config: BackboneConfig) -> tuple[nn.Module, int]:
         network: Any = NarrowResNet(NARROW[config.backbone], config.width, norm)
         _initialise(network)
     else:
+        network = _named(config.backbone, norm)
         if config.width != FULL_WIDTH:
             raise UserError(
                 f"model.width={config.width} works with {', '.join(NARROW)} only, not with {config.backbone}"
             )
-        network = _named(config.backbone, norm)
     if isinstance(network, ResNet):
         _replace_stem(network, config.stem)
         features = network.fc.in_features

@@ -84,9 +84,8 @@ def test_inter_loss_uses_positives_only(method: str) -> None:
     model = learner(method, {"margin": -0.5})
     embeddings = random_embeddings(2, 8, 16)
     positive = torch.arange(16)
-    losses = []
-    for negatives in (torch.arange(16, 64).repeat(16, 1), torch.empty(16, 0, dtype=torch.int64)):
-        losses.append(model.intra.inter_loss(embeddings, Pairs(positive, negatives), model.bank).item())
+    choices = (torch.arange(16, 64).repeat(16, 1), torch.empty(16, 0, dtype=torch.int64))
+    losses = [model.intra.inter_loss(embeddings, Pairs(positive, drawn), model.bank).item() for drawn in choices]
     first, second = on_bank(embeddings, positive, model.bank.features)
     expected = 4 - 2 * (first + second) if method == "byol" else -(first + second) / 2
     assert losses == pytest.approx([expected, expected], rel=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_learner import IMAGES, batch, images_of, learner, pixels, plan, random_embeddings, train_step, unit
+from small_learner import IMAGES, batch, images_of, learner, pixels, plan, random_embeddings, train_step
 from torch import Tensor
 
 from interclr.bank import MemoryBank
@@ -91,7 +91,6 @@ def test_plain_npid_keeps_a_bank_of_features_only() -> None:
     assert model.labels is None
     assert model.sampler is None
     assert torch.allclose(model.bank.features.norm(dim=1), torch.ones(IMAGES))
-    assert unit(2, 3).shape == (2, 3)
 
 
 def test_a_separate_head_is_refused() -> None:

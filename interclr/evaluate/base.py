@@ -1,0 +1,123 @@
+"""The seam for evaluations: a protocol is one file with one class of settings whose ``run`` returns named figures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from interclr.data.loader import in_order
+from interclr.data.source import Source
+from interclr.data.views import centre_crop
+from interclr.features import embed_all
+from interclr.models import Backbone
+from interclr.screen import Screen
+from interclr.types import Config, Images, UserError
+
+Triple = tuple[float, float, float]
+BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is evaluated: a backbone and how its input is prepared."""
+
+    backbone: Backbone  # maps (B, 3, S, S) to (B, features); ``backbone.network`` is torchvision's or timm's module
+    name: str
+    image_size: int
+    mean: Triple
+    std: Triple
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledData:
+    """A training and a test set with one label per image."""
+
+    train: Source
+    test: Source
+    name: str
+
+    @property
+    def classes(self) -> int:
+        assert self.train.labels is not None
+        assert self.test.labels is not None
+        return int(max(self.train.labels.max(), self.test.labels.max())) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where and how an evaluation runs."""
+
+    out: Path  # this protocol's own folder; exists
+    device: torch.device
+    screen: Screen
+    seed: int = 0
+    autocast: torch.dtype | None = None
+
+
+class Evaluation(Config, ABC):
+    """Settings of a protocol are its fields; defaults are the paper's protocol."""
+
+    @abstractmethod
+    def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
+        """Named figures; raw results, predictions and the plot go to ``context.out``."""
+
+
+def check_labels(data: LabelledData) -> None:
+    """Single labels are needed in both splits; a class that the training split lacks cannot be learnt."""
+    for source, split in ((data.train, "training"), (data.test, "test")):
+        if source.labels is None or bool((source.labels < 0).any()):
+            missing = len(source) if source.labels is None else int((source.labels < 0).sum())
+            raise UserError(
+                f"{missing} of {len(source)} {split} images of {data.name} have no label: choose --data with labels"
+            )
+    assert data.train.labels is not None
+    assert data.test.labels is not None
+    unseen = sorted(set(data.test.labels.tolist()) - set(data.train.labels.tolist()))
+    if unseen:
+        names = [data.train.classes[c] if data.train.classes else str(c) for c in unseen[:5]]
+        raise UserError(f"{len(unseen)} classes of the test split have no training image: {', '.join(names)}")
+
+
+def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
+    """Frozen features (N, F) of every image, centre-cropped; kept beside the results and reused."""
+    weights = hashlib.sha256()
+    for name, tensor in subject.backbone.state_dict().items():
+        weights.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
+    key = f"{weights.hexdigest()[:16]}-{source.fingerprint()[:16]}-{subject.image_size}"
+    cached = context.out.parent / "features" / f"{key}.safetensors"
+    if cached.exists():
+        return load_file(cached)["features"].to(context.device)
+
+    def transform(batch: Images) -> Tensor:
+        return centre_crop(batch, subject.image_size, subject.mean, subject.std)
+
+    backbone = subject.backbone.to(context.device)
+    with context.screen.working(f"embedding {len(source):,} images of {source.name}") as progress:
+        features = embed_all(
+            backbone,
+            in_order(source, context.device, BATCH),
+            transform,
+            autocast=context.autocast,
+            progress=lambda done: progress(done, len(source)),
+        )
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cached.with_suffix(f".{os.getpid()}.tmp")
+    save_file({"features": features.cpu().contiguous()}, temporary)
+    os.replace(temporary, cached)
+    return features
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(temporary, path)

@@ -1,0 +1,411 @@
+"""Linear probes on every stage of a frozen backbone, all trained together from one forward."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from interclr.data.loader import Canvas, Order, ResidentLoader, StreamLoader, in_order, read_all
+from interclr.data.source import ArraySource, Source
+from interclr.data.subset import Subset
+from interclr.data.views import View, Views, centre_crop
+from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels, write_json
+from interclr.evaluate.heads import Heads, Measured, best_rate
+from interclr.evaluate.plots import figure
+from interclr.evaluate.stages import Stages
+from interclr.optim import cosine
+from interclr.types import Images, UserError
+
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
+Labelled = Iterator[tuple[Tensor, Tensor]]  # features (B, ΣD) and labels (B,)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A protocol in full. Learning rates are for a batch of 256 and scale with it."""
+
+    epochs: int
+    learning_rates: tuple[float, ...]
+    drops: tuple[float, ...] | None  # epochs at which the rate falls to a tenth; None: half a cosine to zero
+    batch_norm: bool
+    augment: bool
+    dims: int = 9000
+    batch: int = 256
+    weight_decay: float = 1e-4
+
+    def factor(self, step: int, steps_per_epoch: int) -> float:
+        """What the learning rates are multiplied with at ``step``."""
+        if self.drops is None:
+            return cosine(step, self.epochs * steps_per_epoch, 1.0)
+        return 0.1 ** sum(step >= epoch * steps_per_epoch for epoch in self.drops)
+
+
+SWEEP = (0.001, 0.003, 0.01, 0.03, 0.1)
+PRESETS = {
+    "imagenet": Plan(100, (0.01,), (30, 60, 90), batch_norm=False, augment=True),
+    "places205": Plan(14, (0.01,), (3.5, 7, 10.5), batch_norm=False, augment=True),
+    "cifar": Plan(100, SWEEP, None, batch_norm=True, augment=False),
+    # Under 20,000 images: fewer numbers to fit, and quick on a CPU.
+    "small": Plan(30, SWEEP, None, batch_norm=True, augment=False, dims=2048, batch=128),
+}
+SMALL = 20_000
+
+
+class Linear(Evaluation):
+    """``preset`` ``auto``: the paper's for imagenet and places205, ``small`` under 20,000 images, else ``cifar``.
+
+    Whatever else is set replaces the preset's value. With several learning rates each stage's is chosen on a tenth of
+    the *training* set held out by class (``select: held-out``), then the chosen heads are trained again on all of it;
+    the best stage is chosen by the same tenth. ``select: test`` chooses rate and stage by test accuracy, as papers do,
+    which flatters a little. With one rate, as in the paper's presets, nothing is held out and the best stage is the best
+    on test, as in the paper. A class with one training image lends nothing to the held-out tenth; where no class has
+    two, the middle rate is taken. The result says which way it went.
+    """
+
+    name: Literal["linear"] = "linear"
+    preset: Literal["auto", "imagenet", "places205", "cifar", "small"] = "auto"
+    epochs: Count | None = None
+    batch: Count | None = None
+    learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1)] | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    dims: Count | None = None  # of every stage, about
+    batch_norm: bool | None = None  # BatchNorm1d without scale and shift before the heads
+    augment: bool | None = None  # random resized crop 0.08–1 and flip; the backbone then runs every epoch
+    final: bool = False  # also probe the backbone's output (global average), as is usual on small images
+    select: Literal["held-out", "test"] = "held-out"
+    cache_gb: Annotated[float, Field(ge=0)] = 16.0  # most memory for features in float16; beyond it, no cache
+    save_epochs: Count = 1  # between states from which a run without cache goes on
+
+    def plan(self, data: LabelledData) -> Plan:
+        return self._preset(data)[1]
+
+    def _preset(self, data: LabelledData) -> tuple[str, Plan]:
+        name: str = self.preset
+        if name == "auto":
+            known = next((known for known in ("imagenet", "places205") if data.name.startswith(known)), None)
+            name = known or ("small" if len(data.train) < SMALL else "cifar")
+        fields = ("epochs", "batch", "learning_rates", "weight_decay", "dims", "batch_norm", "augment")
+        chosen: dict[str, Any] = {f: getattr(self, f) for f in fields if getattr(self, f) is not None}
+        plan = PRESETS[name]
+        if plan.drops is not None and self.epochs is not None:  # the same shape over another length
+            chosen["drops"] = tuple(drop * self.epochs / plan.epochs for drop in plan.drops)
+        return name, replace(plan, **chosen)
+
+    def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
+        check_labels(data)
+        if data.classes < 2:
+            raise UserError(f"{data.name} has one class only: a linear probe needs at least two")
+        preset, plan = self._preset(data)
+        stages = Stages(subject.backbone, subject.image_size, plan.dims, self.final, context.device)
+        probe = _Probe(self, plan, subject, data, context, stages)
+        rates = torch.tensor(plan.learning_rates).expand(len(stages.parts), -1)
+        everything = torch.arange(len(data.train))
+        held, kept = held_out(data.train, context.seed)
+        searched: Measured | None = None
+        selected_on = "test"
+        if len(plan.learning_rates) > 1 and self.select == "held-out":
+            if len(held):
+                heads, _ = probe.fit("search", rates, kept)
+                searched = heads.measure(probe.shown(data.train, held))
+                choice, selected_on = best_rate(searched), "held-out training images"
+            else:
+                choice = torch.full((len(rates),), len(plan.learning_rates) // 2)
+                context.screen.warn("no class has two training images to choose a learning rate by: the middle one it is")
+                selected_on = "nothing (middle learning rate); the stage on test"
+            rates = rates.gather(1, choice[:, None])
+        heads, curves = probe.fit("final", rates, everything)
+        test = heads.measure(probe.shown(data.test))
+        choice = best_rate(test)
+        if not bool(test.loss.gather(1, choice[:, None].to(test.loss.device)).isfinite().any()):
+            raise UserError("every linear head diverged: give lower learning_rates, or batch_norm: true")
+        heads, curves = heads.pick(choice), curves.gather(2, choice.view(1, -1, 1).expand(len(curves), -1, 1))[..., 0]
+        figures_of = {
+            stage: {
+                "top1": float(test.top1[i, choice[i]]),
+                "top5": float(test.top5[i, choice[i]]),
+                "learning_rate": float(heads.rates[i, 0]),
+                "dims": part.stop - part.start,
+                "pooled": list(stages.shapes[stage]),
+            }
+            for i, (stage, part) in enumerate(stages.parts.items())
+        }
+        if searched is not None:
+            for i, found in enumerate(figures_of.values()):
+                found["held_out_top1"] = float(searched.top1[i].max())
+        best = max(figures_of, key=lambda stage: figures_of[stage].get("held_out_top1", figures_of[stage]["top1"]))
+        position = list(figures_of).index(best)
+        figures = {
+            "top1": figures_of[best]["top1"],
+            "top5": figures_of[best]["top5"],
+            "best_stage": float(position),
+            **{f"{stage}_{key}": found[key] for stage, found in figures_of.items() for key in ("top1", "top5")},
+        }
+        self._table(figures_of, best, preset, selected_on, subject, data, context)
+        _draw(context.out / "linear", figures_of, best, curves, data)
+        part = list(stages.parts.values())[position]
+        _save(
+            context.out / "predictions.safetensors",
+            {"ranked": test.ranked[:, position, choice[position]], "label": test.label},
+        )
+        _save(
+            context.out / "head.safetensors",
+            {
+                "weight": heads.weight[part].T,
+                "bias": heads.bias[position, 0],
+                **({"mean": heads.mean[part], "variance": heads.variance[part]} if plan.batch_norm else {}),
+            },
+        )
+        write_json(
+            context.out / "result.json",
+            {
+                "protocol": self.name,
+                "subject": subject.name,
+                "data": data.name,
+                "seed": context.seed,
+                "settings": self.model_dump(mode="json"),
+                "preset": preset,
+                "plan": asdict(plan),
+                "cached": probe.cache is not None,
+                "selected_on": selected_on,
+                "best_stage": best,
+                "figures": figures,
+                "stages": figures_of,
+                "training_loss": {stage: curves[:, i].tolist() for i, stage in enumerate(stages.parts)},
+            },
+        )
+        probe.forget()
+        return figures
+
+    def _table(
+        self,
+        figures_of: dict[str, dict[str, Any]],
+        best: str,
+        preset: str,
+        selected_on: str,
+        subject: Subject,
+        data: LabelledData,
+        context: Context,
+    ) -> None:
+        rows = [
+            (
+                f"{stage} *" if stage == best else stage,
+                f"{found['top1']:.2f}",
+                f"{found['top5']:.2f}",
+                f"{found['learning_rate']:g}",
+                f"{found['dims']:,}",
+            )
+            for stage, found in figures_of.items()
+        ]
+        title = f"linear probes of {subject.name} on {data.name} (preset {preset}; * best, chosen on {selected_on})"
+        context.screen.table(title, rows, ("stage", "top-1 %", "top-5 %", "learning rate", "features"))
+
+
+class _Probe:
+    """Features of one subject on one set, from the cache or from the backbone, and heads fitted to them."""
+
+    def __init__(
+        self, settings: Linear, plan: Plan, subject: Subject, data: LabelledData, context: Context, stages: Stages
+    ) -> None:
+        self.settings, self.plan, self.subject, self.data = settings, plan, subject, data
+        self.context, self.stages, self.device = context, stages, context.device
+        self.cache: Tensor | None = None
+        assert data.train.labels is not None
+        self.labels = data.train.labels.to(context.device)
+        self.images = {id(source): _resident(source) for source in (data.train, data.test)}
+        if not plan.augment:
+            needed = len(data.train) * stages.width * 2
+            if needed <= min(settings.cache_gb * 2**30, memory_left(context.device)):
+                self.cache = self._embed_all(data.train)
+            else:
+                context.screen.warn(
+                    f"the features of {data.train.name} would take {needed / 2**30:.1f} GB: too much to keep "
+                    "(cache_gb), so the backbone runs in every epoch"
+                )
+
+    def _embed_all(self, source: Source) -> Tensor:
+        kept = torch.empty(len(source), self.stages.width, dtype=torch.float16, device=self.device)
+        done = 0
+        with self.context.screen.working(f"embedding {len(source):,} images of {source.name}") as progress:
+            for images in in_order(self.images[id(source)], self.device, BATCH):
+                kept[done : done + len(images)] = self._forward(self._centre(images))
+                done += len(images)
+                progress(done, len(source))
+        return kept
+
+    def _centre(self, images: Images) -> Tensor:
+        return centre_crop(images, self.subject.image_size, self.subject.mean, self.subject.std)
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        if self.device.type == "cuda":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        dtype = self.context.autocast
+        with torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            features: Tensor = self.stages(inputs)
+        return features
+
+    def shown(self, source: Source, rows: Tensor | None = None) -> Labelled:
+        """Centre-cropped, in order: for measuring."""
+        if source is self.data.train and self.cache is not None:
+            for part in (torch.arange(len(source)) if rows is None else rows).to(self.device).split(BATCH):
+                yield self.cache[part], self.labels[part]
+            return
+        images: Canvas | Source = self.images[id(source)]
+        if rows is not None:
+            images = images.rows(rows) if isinstance(images, Canvas) else Subset(source, rows.tolist())
+        done = 0
+        with self.context.screen.working(f"measuring on {len(images):,} images of {source.name}") as progress:
+            for batch in in_order(images, self.device, BATCH):
+                assert batch.label is not None
+                yield self._forward(self._centre(batch)), batch.label
+                done += len(batch)
+                progress(done, len(images))
+
+    def _training(self, order: Order, rows: Tensor, first: int, last: int) -> Labelled:
+        """Steps ``first`` … ``last`` − 1: a function of the step, so going on after a stop changes nothing."""
+        if self.cache is not None:
+            rows = rows.to(self.device)
+            for step in range(first, last):
+                chosen = rows[order.indices(step).to(self.device, non_blocking=True)]
+                yield self.cache[chosen], self.labels[chosen]
+            return
+        images, source = self.images[id(self.data.train)], self.data.train
+        every = len(rows) == len(source)
+        if isinstance(images, Canvas):
+            loader: ResidentLoader | StreamLoader = ResidentLoader(images if every else images.rows(rows), order)
+        else:
+            loader = StreamLoader(source if every else Subset(source, rows.tolist()), order, self.device)
+        views = Views([View(crop_scale=(0.08, 1.0))], self.subject.image_size, self.subject.mean, self.subject.std)
+        generator = torch.Generator(self.device)
+        for step, batch in zip(range(first, last), loader.iterate(first, last), strict=True):
+            batch = batch.to(self.device)
+            assert batch.label is not None
+            if self.plan.augment:
+                generator.manual_seed(self.context.seed * 1_000_003 + step)
+                inputs = views(batch, generator).views[0]
+            else:
+                inputs = self._centre(batch)
+            yield self._forward(inputs), batch.label
+
+    def fit(self, what: str, rates: Tensor, rows: Tensor) -> tuple[Heads, Tensor]:
+        """Train one head for each stage and rate (S, L) on ``rows``; returns them and losses (epochs, S, L)."""
+        plan = self.plan
+        batch = min(plan.batch, len(rows))
+        order = Order(len(rows), batch, self.context.seed)
+        parts = list(self.stages.parts.values())
+        scaled = rates * batch / 256
+        heads = Heads(parts, scaled, self.data.classes, plan.batch_norm, plan.weight_decay, self.device)
+        curves = torch.zeros(plan.epochs, *rates.shape, device=self.device)
+        path, key = self.context.out / f"state-{what}.safetensors", self._key(rates, rows)
+        first = 0
+        if self.cache is None and (found := _load_state(path, key, self.device)) is not None:
+            first, state = found
+            heads.load(state)
+            curves[:first] = state["curves"]
+        per_epoch = order.steps_per_epoch
+        total = plan.epochs * per_epoch
+        batches = self._training(order, rows, first * per_epoch, total)
+        description = f"{rates.numel()} linear heads" + (" to choose learning rates" if what == "search" else "")
+        with self.context.screen.working(description) as progress:
+            for step, (features, label) in enumerate(batches, first * per_epoch):
+                losses = heads.step(features, label, step, plan.factor(step, per_epoch))
+                epoch, position = divmod(step, per_epoch)
+                curves[epoch] += losses / per_epoch
+                if position == per_epoch - 1:
+                    progress(epoch + 1, plan.epochs)
+                    if self.cache is None and (epoch + 1) % self.settings.save_epochs == 0:
+                        _save(path, {**heads.state(), "curves": curves[: epoch + 1]}, {"key": key, "epoch": str(epoch + 1)})
+        heads.rates = rates.to(self.device)  # as the user gave them
+        return heads, curves.cpu()
+
+    def _key(self, rates: Tensor, rows: Tensor) -> str:
+        """What a saved state belongs to."""
+        if self.cache is not None:
+            return ""
+        digest = hashlib.sha256()
+        for name, tensor in self.subject.backbone.state_dict().items():
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
+        said = [asdict(self.plan), list(self.stages.parts), rates.tolist(), self.context.seed, self.subject.image_size]
+        digest.update(json.dumps(said).encode() + self.data.train.fingerprint().encode() + rows.numpy().tobytes())
+        return digest.hexdigest()
+
+    def forget(self) -> None:
+        """The result is written: states to go on from are of no more use."""
+        for what in ("search", "final"):
+            (self.context.out / f"state-{what}.safetensors").unlink(missing_ok=True)
+
+
+def held_out(source: Source, seed: int, share: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Rows held out and rows kept: of each class a tenth, at least one where it has two, none where it has one."""
+    assert source.labels is not None
+    generator = torch.Generator().manual_seed(seed)
+    held = []
+    for value in source.labels.unique().tolist():
+        rows = (source.labels == value).nonzero().flatten()
+        count = max(round(share * len(rows)), 1) if len(rows) > 1 else 0
+        held.append(rows[torch.randperm(len(rows), generator=generator)[:count]])
+    chosen = torch.cat(held).sort().values
+    kept = torch.ones(len(source), dtype=torch.bool)
+    kept[chosen] = False
+    return chosen, kept.nonzero().flatten()
+
+
+def memory_left(device: torch.device) -> float:
+    """Bytes the cache may take: seven tenths of what is free."""
+    if device.type == "cuda":
+        return 0.7 * torch.cuda.mem_get_info(device)[0]
+    try:
+        return 0.7 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not known on every system
+        return math.inf
+
+
+def _resident(source: Source) -> Canvas | Source:
+    """Images that lie in memory already need no workers."""
+    return read_all(source)[0] if isinstance(source, ArraySource) else source
+
+
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+    os.replace(temporary, path)
+
+
+def _load_state(path: Path, key: str, device: torch.device) -> tuple[int, dict[str, Tensor]] | None:
+    if not path.exists():
+        return None
+    with safe_open(path, "pt") as opened:
+        metadata = opened.metadata() or {}
+    if metadata.get("key") != key:
+        return None
+    return int(metadata["epoch"]), {name: tensor.to(device) for name, tensor in load_file(path).items()}
+
+
+def _draw(path: Path, figures_of: dict[str, dict[str, Any]], best: str, curves: Tensor, data: LabelledData) -> None:
+    with figure(path, columns=2, width=5.2) as (left, right):
+        for i, (stage, found) in enumerate(figures_of.items()):
+            label = f"{stage}, rate {found['learning_rate']:g}"
+            left.plot(range(1, len(curves) + 1), curves[:, i].tolist(), label=label, color=f"C{i}")
+            bar = right.bar([stage], [found["top1"]], color=f"C{i}", alpha=1.0 if stage == best else 0.55)
+            right.bar_label(bar, fmt="%.1f", padding=2)
+        left.set_xlabel("epoch")
+        left.set_ylabel("training loss")
+        left.set_title("linear heads, chosen rate of each stage")
+        left.legend(fontsize=9)
+        right.set_ylabel("test top-1, %")
+        right.set_title(f"stages on {data.name}")
+        right.margins(y=0.12)
+        right.grid(axis="x", visible=False)

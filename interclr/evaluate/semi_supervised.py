@@ -1,0 +1,363 @@
+"""Semi-supervised: the whole network fine-tuned on a class-balanced hundredth and tenth of the labels."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from interclr.data.loader import Canvas, Order, ResidentLoader, StreamLoader, in_order
+from interclr.data.source import ArraySource, Source
+from interclr.data.subset import Subset
+from interclr.data.views import View, Views, centre_crop
+from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels, write_json
+from interclr.evaluate.draws import balanced_draw, smallest_class
+from interclr.evaluate.plots import figure
+from interclr.features import embed_all
+from interclr.models import Backbone
+from interclr.types import Images, UserError
+
+FEW = 0.01  # the paper's stronger weight decay goes with subsets up to this share
+STEPS, SMALLEST_BATCH = 8, 16  # a small subset is cut into about this many batches of at least this many images
+RESIDENT_BYTES = 2**31  # of images in one array that are kept on the device; more are read by workers
+Rate = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A labelled part of the training images."""
+
+    name: str  # for people and for file names: '1%', or the list's
+    rows: list[int]
+    decay: float
+
+
+class SemiSupervised(Evaluation):
+    """The paper's: 20 epochs of SGD, backbone at 0.01 and classifier at 1, divided by 5 after epochs 12 and 16.
+
+    A subset has as many images of each class as every other: the share of the average class, at least one, and at
+    most what the smallest class has. ``lists`` name text files of training images, one name or base name a line, to be
+    used in place of ``fractions`` (SimCLR's 1 % and 10 % of ImageNet, which the paper uses).
+
+    ``batch`` is for subsets as large as ImageNet's. One of less than 8 batches is cut into batches of an eighth of it,
+    but not below 16 images, so that a hundredth of a small set still makes some steps; the learning rates stay. The
+    last, incomplete batch of an epoch is dropped; the next epoch's order drops others. With up to five classes top-5
+    says nothing.
+
+    A checkpoint after every epoch makes an interrupted run continue where it was, bit for bit; another backbone,
+    subset, seed or setting starts afresh. Checkpoints go when the result is written.
+    """
+
+    name: Literal["semi-supervised"] = "semi-supervised"
+    fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.01, 0.1)
+    lists: tuple[Path, ...] = ()
+    epochs: Annotated[int, Field(ge=1)] = 20
+    batch: Annotated[int, Field(ge=2)] = 256
+    backbone_lr: Rate = 0.01
+    head_lr: Rate = 1.0
+    drops: tuple[Annotated[int, Field(ge=0)], ...] = (12, 16)  # epochs after which the rates are divided
+    drop_by: Rate = 5.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: Decay | None = None  # None: 5e-4 up to one per cent of the images, 1e-4 above
+    view: View = View(crop_scale=(0.08, 1.0), flip=0.5)
+    workers: Annotated[int, Field(ge=0)] | None = None
+
+    def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
+        check_labels(data)
+        assert data.test.labels is not None
+        parts = self._parts(data, context)
+        figures: dict[str, float] = {}
+        kept: dict[str, Tensor] = {"label": data.test.labels}
+        details: list[dict[str, Any]] = []
+        for part in parts:
+            tuned = _FineTuning(self, subject, data, part, context)
+            losses = tuned.train()
+            logits = tuned.predict(data.test)
+            for name, value in _accuracies(logits, data.test.labels).items():
+                figures[f"{name}@{part.name}"] = value
+            kept |= {f"rows_{part.name}": torch.tensor(part.rows), f"prediction_{part.name}": logits.argmax(1)}
+            kept[f"logits_{part.name}"] = logits
+            images = {"images": len(part.rows), "batch": tuned.order.batch, "weight_decay": part.decay}
+            details.append({"part": part.name, **images, "loss_by_epoch": losses})
+        save_file(kept, context.out / "predictions.safetensors")
+        self._show(figures, details, f"{subject.name} on {data.name}", context)
+        write_json(
+            context.out / "result.json",
+            {
+                "protocol": self.name,
+                "subject": subject.name,
+                "data": data.name,
+                "seed": context.seed,
+                "settings": self.model_dump(mode="json"),
+                "figures": figures,
+                "parts": details,
+            },
+        )
+        shutil.rmtree(context.out / "checkpoint", ignore_errors=True)
+        return figures
+
+    def _parts(self, data: LabelledData, context: Context) -> list[Part]:
+        assert data.train.labels is not None
+        labels = data.train.labels.numpy()
+        found: list[tuple[str, list[int]]] = []
+        if self.lists:
+            found = [(path.stem, rows_of_list(path, data.train)) for path in self.lists]
+        else:
+            smallest, classes = smallest_class(labels), len(np.unique(labels))
+            for fraction in self.fractions:
+                each = max(1, round(fraction * len(labels) / classes))
+                name = f"{100 * fraction:g}%"
+                if each > smallest:
+                    context.screen.warn(f"the smallest class has {smallest} images: {name} takes so many of each class")
+                random = np.random.default_rng([context.seed, round(1e6 * fraction)])
+                drawn = balanced_draw(labels, min(each, smallest), random)
+                found.append((name, np.sort(drawn.ravel()).tolist()))
+        if not found:
+            raise UserError("semi-supervised needs fractions or lists of labelled images")
+        if len({name for name, _ in found}) < len(found):
+            raise UserError(f"two parts have the same name: {', '.join(name for name, _ in found)}")
+        for name, rows in found:
+            if len(rows) < 2 or len(np.unique(labels[rows])) < 2:
+                raise UserError(f"{name} holds images of one class only; a classifier needs two")
+        return [Part(name, rows, self._decay(len(rows) / len(labels))) for name, rows in found]
+
+    def _decay(self, share: float) -> float:
+        if self.weight_decay is not None:
+            return self.weight_decay
+        # Rounding to whole images per class may take one per cent a little above itself.
+        return 5e-4 if share < 2 * FEW else 1e-4
+
+    def rate(self, epoch: int) -> float:
+        """What both learning rates are multiplied by in ``epoch``, counted from 0."""
+        return self.drop_by ** -sum(epoch >= drop for drop in self.drops)
+
+    def _show(self, figures: dict[str, float], details: list[dict[str, Any]], title: str, context: Context) -> None:
+        names = [str(each["part"]) for each in details]
+        rows = [
+            (name, str(each["images"]), f"{figures[f'top1@{name}']:.2f}", f"{figures[f'top5@{name}']:.2f}")
+            for name, each in zip(names, details, strict=True)
+        ]
+        header = ("labels", "images", "top-1 %", "top-5 %")
+        context.screen.table(f"semi-supervised of {title}", rows, header)
+        with figure(context.out / "semi-supervised", columns=2) as (bars, curve):
+            for offset, key, label in ((-0.2, "top1", "top-1"), (0.2, "top5", "top-5")):
+                values = [figures[f"{key}@{name}"] for name in names]
+                drawn = bars.bar(np.arange(len(names)) + offset, values, 0.38, label=label)
+                bars.bar_label(drawn, fmt="%.1f")
+            bars.set_xticks(range(len(names)), names)
+            bars.set_ylim(0, 108)
+            bars.set_ylabel("accuracy, %")
+            bars.set_title(f"semi-supervised of {title}")
+            bars.legend(loc="upper left")
+            for name, each in zip(names, details, strict=True):
+                curve.plot(range(1, len(each["loss_by_epoch"]) + 1), each["loss_by_epoch"], label=name)
+            curve.set_xlabel("epoch")
+            curve.set_ylabel("training loss")
+            curve.legend()
+
+
+class Classifier(nn.Module):
+    def __init__(self, backbone: Backbone, classes: int, seed: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.features, classes)
+        nn.init.normal_(self.head.weight, std=0.01, generator=torch.Generator().manual_seed(seed))
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        output: Tensor = self.head(self.backbone(images))
+        return output
+
+
+class _FineTuning:
+    """One network on one part of the labels. Every step is a function of the seed and its number."""
+
+    def __init__(
+        self, protocol: SemiSupervised, subject: Subject, data: LabelledData, part: Part, context: Context
+    ) -> None:
+        self.protocol, self.subject, self.part, self.context = protocol, subject, part, context
+        count = len(part.rows)
+        batch = protocol.batch
+        if count < STEPS * batch:
+            batch = min(batch, count, max(count // STEPS, SMALLEST_BATCH))
+        self.order = Order(count, batch, context.seed)
+        self.images = Subset(data.train, part.rows)
+        backbone = copy.deepcopy(subject.backbone).requires_grad_(True)  # the subject itself is never changed
+        self.network = Classifier(backbone, data.classes, context.seed).to(context.device)
+        if context.device.type == "cuda":
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimiser = torch.optim.SGD(
+            [
+                {"params": list(backbone.parameters()), "lr": protocol.backbone_lr},
+                {"params": list(self.network.head.parameters()), "lr": protocol.head_lr},
+            ],
+            momentum=protocol.momentum,
+            nesterov=protocol.nesterov,
+            weight_decay=part.decay,
+        )
+        self.scaler = torch.amp.GradScaler(context.device.type, enabled=context.autocast is torch.float16)
+        self.views = Views([protocol.view], subject.image_size, subject.mean, subject.std)
+        self.checkpoint = context.out / "checkpoint" / f"{part.name}.pt"
+        self.key = self._key()
+
+    def train(self) -> list[float]:
+        """The mean loss of every epoch."""
+        losses = self._resume()
+        steps, epochs, device = self.order.steps_per_epoch, self.protocol.epochs, self.context.device
+        batches = self._batches(len(losses) * steps, epochs * steps)
+        what = f"fine-tuning on {self.part.name}, {len(self.part.rows):,} images"
+        cuda = [device] if device.type == "cuda" else []
+        repeatable = torch.backends.cudnn.flags(benchmark=False, deterministic=True)
+        with self.context.screen.working(what) as progress, torch.random.fork_rng(cuda), repeatable:
+            for epoch in range(len(losses), epochs):
+                factor = self.protocol.rate(epoch)
+                self.optimiser.param_groups[0]["lr"] = self.protocol.backbone_lr * factor
+                self.optimiser.param_groups[1]["lr"] = self.protocol.head_lr * factor
+                self.network.train()
+                total = torch.zeros((), device=device)
+                for step in range(epoch * steps, (epoch + 1) * steps):
+                    total += self._step(next(batches), step)
+                    progress(step + 1, epochs * steps)
+                losses.append(total.item() / steps)
+                self._save(losses)
+        if not np.isfinite(losses).all():
+            raise UserError(f"fine-tuning on {self.part.name} diverged: lower backbone_lr or head_lr")
+        return losses
+
+    def _step(self, images: Images, step: int) -> Tensor:
+        seed = self.context.seed * 1_000_003 + step
+        torch.manual_seed(seed)  # for dropout, should the backbone have any
+        generator = torch.Generator(self.context.device).manual_seed(seed)
+        batch = self.views(images, generator)
+        inputs, label = batch.views[0], batch.label
+        assert label is not None
+        if self.context.device.type == "cuda":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        autocast = self.context.autocast
+        with torch.autocast(self.context.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+            logits = self.network(inputs)
+        loss = F.cross_entropy(logits.float(), label)
+        self.optimiser.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        return loss.detach()
+
+    def _batches(self, first: int, last: int) -> Iterator[Images]:
+        whole = self.images.source
+        if isinstance(whole, ArraySource) and len(self.images) * whole.pixels[0].numel() <= RESIDENT_BYTES:
+            canvas = Canvas(whole.pixels[torch.tensor(self.part.rows)], None, self.images.labels)
+            return ResidentLoader(canvas.to(self.context.device), self.order).iterate(first, last)
+        return StreamLoader(self.images, self.order, self.context.device, self.protocol.workers).iterate(first, last)
+
+    def predict(self, source: Source) -> Tensor:
+        """Logits (N, classes) of every image's centre crop, in memory of the host."""
+        subject, context = self.subject, self.context
+        # An array is at hand without worker processes, which would take longer to start than a small test set takes.
+        images = Canvas(source.pixels, None, source.labels) if isinstance(source, ArraySource) else source
+
+        def transform(batch: Images) -> Tensor:
+            return centre_crop(batch, subject.image_size, subject.mean, subject.std)
+
+        with context.screen.working(f"testing on {len(source):,} images") as progress:
+            return embed_all(
+                self.network,
+                in_order(images, context.device, BATCH, self.protocol.workers),
+                transform,
+                channels_last=context.device.type == "cuda",
+                autocast=context.autocast,
+                progress=lambda done: progress(done, len(source)),
+            ).cpu()
+
+    def _key(self) -> str:
+        """Of everything that decides the result: a checkpoint of anything else is not continued."""
+        digest = hashlib.sha256()
+        # Lists only name the rows, other fractions are other parts, and workers change nothing.
+        settings = self.protocol.model_dump_json(exclude={"fractions", "lists", "workers"})
+        subject, context = self.subject, self.context
+        plain = (settings, context.seed, str(context.autocast), context.device.type, subject.image_size)
+        digest.update(repr((*plain, subject.mean, subject.std, self.part.decay)).encode())
+        digest.update(self.images.fingerprint().encode())
+        for name, tensor in self.network.state_dict().items():
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _save(self, losses: list[float]) -> None:
+        state = {
+            "key": self.key,
+            "losses": losses,
+            "network": self.network.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.checkpoint.with_suffix(".tmp")
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.checkpoint)
+
+    def _resume(self) -> list[float]:
+        """Losses of the epochs already done."""
+        try:
+            state = torch.load(self.checkpoint, map_location=self.context.device, weights_only=True)
+        except FileNotFoundError:
+            return []
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile):
+            self.context.screen.warn(f"{self.checkpoint} cannot be read: fine-tuning starts afresh")
+            return []
+        if state["key"] != self.key:
+            return []
+        self.network.load_state_dict(state["network"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])
+        losses: list[float] = state["losses"]
+        self.context.screen.say(f"continuing on {self.part.name} after epoch {len(losses)}")
+        return losses
+
+
+def rows_of_list(path: Path, source: Source) -> list[int]:
+    """Indices of the images that a text file names, one a line, by whole name or by base name."""
+    try:
+        wanted = [line.strip() for line in path.expanduser().read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise UserError(f"cannot read the list {path}: {error.strerror}") from None
+    names = [source.name_of(index) for index in range(len(source))]
+    whole = {name: index for index, name in enumerate(names)}
+    bases: dict[str, int | None] = {}
+    for index, name in enumerate(names):
+        base = name.rpartition("/")[2]
+        bases[base] = None if base in bases else index  # None: two images share it
+    rows = [whole.get(name, bases.get(name.rpartition("/")[2])) for name in wanted]
+    unknown = [name for name, row in zip(wanted, rows, strict=True) if row is None]
+    if unknown:
+        raise UserError(
+            f"{len(unknown)} of the {len(wanted)} images named in {path} are not in {source.name}, or not by that name "
+            f"alone; the first is {unknown[0]!r} (images are called like {names[0]!r})"
+        )
+    if not wanted:
+        raise UserError(f"the list {path} names no images")
+    return sorted({row for row in rows if row is not None})
+
+
+def _accuracies(logits: Tensor, truth: Tensor) -> dict[str, float]:
+    hits = logits.topk(min(5, logits.shape[1])).indices == truth[:, None]
+    shares = torch.stack((hits[:, 0].double().mean(), hits.any(1).double().mean())).tolist()
+    return {"top1": 100 * shares[0], "top5": 100 * shares[1]}

@@ -1,0 +1,196 @@
+"""A backbone for other libraries: torchvision's and timm's names, safetensors, ONNX, and Detectron2's pickle.
+
+Every format but ONNX holds the weights alone, without a classifier; the file name gets the format's suffix where it has
+none. Numbers are copied bit for bit. A stem for small images is exported as it is, with a note on how to rebuild it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+
+from interclr.models import Backbone
+from interclr.types import UserError
+
+Format = Literal["torchvision", "timm", "safetensors", "onnx", "detectron2"]
+SUFFIXES = {"onnx": (".onnx",), "detectron2": (".pkl",), "safetensors": (".safetensors",)}
+WEIGHTS = (".safetensors", ".pth", ".pt")  # torchvision and timm read either
+RESNET = re.compile(
+    r"(conv1|bn1|layer[1-4]\.\d+\.(conv[123]|bn[123]|downsample\.[01]))"
+    r"\.(weight|bias|running_mean|running_var|num_batches_tracked)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and what its reader must know."""
+
+    path: Path
+    tensors: int
+    note: str
+
+
+def export(backbone: Backbone, path: str | Path, format: Format = "torchvision", image_size: int = 224) -> Exported:
+    """Write ``backbone`` to ``path``. ``image_size`` matters to ONNX only, whose graph has one size and any batch.
+
+    ``torchvision`` and ``timm`` write safetensors, or a plain state dict where the path ends in ``.pth``.
+    ``safetensors`` takes any backbone under its network's own names. ``detectron2`` takes ResNets, and so does ``timm`` unless the
+    network is timm's own.
+    """
+    if format not in get_args(Format):
+        raise UserError(f"there is no export format {format!r}: choose {', '.join(get_args(Format))}")
+    path = _with_suffix(Path(path), format)
+    network = backbone.network
+    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
+    stem = stem_note(network)
+    if format == "onnx":
+        note = _onnx(backbone, path, image_size)
+        return Exported(path, len(state), note)
+    if format == "detectron2":
+        _require_resnet(state, format)
+        _write(path, detectron2_pickle(state))
+        note = (
+            "in Detectron2 set MODEL.WEIGHTS to this file, INPUT.FORMAT to RGB, MODEL.PIXEL_MEAN and PIXEL_STD to the "
+            "training's mean and std times 255, and MODEL.RESNETS.STRIDE_IN_1X1 to False"
+        )
+        return Exported(path, len(state), " ".join(filter(None, (note, stem))))
+    if format == "timm" and not _is_of(network, "timm"):
+        _require_resnet(state, format)
+    if format == "torchvision" and not _is_torchvision(network):
+        _require_resnet(state, format)
+    note = " ".join(filter(None, ("load with strict=False: there is no classifier.", stem)))
+    if path.suffix == ".safetensors":
+        _write(path, to_safetensors(state, {"format": "pt", "features": str(backbone.features), "note": note}))
+    else:
+        stream = io.BytesIO()
+        torch.save(state, stream)
+        _write(path, stream.getvalue())
+    return Exported(path, len(state), note)
+
+
+def stem_note(network: nn.Module) -> str:
+    """How to rebuild a ResNet's stem that is not the usual 7×7 one; empty where there is nothing to say."""
+    conv, pool = getattr(network, "conv1", None), getattr(network, "maxpool", None)
+    if not isinstance(conv, nn.Conv2d) or (conv.kernel_size == (7, 7) and not isinstance(pool, nn.Identity)):
+        return ""
+    kernel, stride = conv.kernel_size[0], conv.stride[0]
+    without = " and no max-pool" if isinstance(pool, nn.Identity) else ""
+    return (
+        f"The stem is for small images, a {kernel}×{kernel} convolution of stride {stride}{without}: before loading, "
+        f"set conv1 = Conv2d(3, {conv.out_channels}, {kernel}, {stride}, {conv.padding[0]}, bias=False)"
+        + (" and maxpool = Identity()." if without else ".")
+    )
+
+
+def detectron2_name(name: str) -> str:
+    """``layer1.0.bn2.weight`` → ``res2.0.conv2.norm.weight``; ``downsample`` is ``shortcut``; the rest is ``stem``."""
+    if not name.startswith("layer"):
+        name = f"stem.{name}"
+    name = re.sub(r"^layer(\d)", lambda match: f"res{int(match[1]) + 1}", name)
+    name = name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+    return re.sub(r"\bbn(\d)\b", r"conv\1.norm", name)
+
+
+def detectron2_pickle(state: dict[str, Tensor]) -> bytes:
+    """The bytes of the ``.pkl`` that Detectron2's checkpointer reads: plain NumPy arrays under its own names."""
+    model = {detectron2_name(name): tensor.numpy() for name, tensor in state.items()}
+    stream = io.BytesIO()
+    _ArrayPickler(stream, protocol=4).dump({"model": model, "__author__": "interclr", "matching_heuristics": True})
+    return stream.getvalue()
+
+
+class _ArrayPickler(pickle.Pickler):
+    """Arrays as ``numpy.ndarray(shape, dtype, bytearray)``: NumPy 2's own pickles do not load under NumPy before 1.26,
+    where Detectron2 often lives; these do, and they name nothing but ``numpy.ndarray`` and ``bytearray``."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.ndarray:
+            array: NDArray[Any] = np.ascontiguousarray(value).reshape(value.shape)
+            order = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            return np.ndarray, (value.shape, order.dtype.str, bytearray(order.tobytes()))
+        return NotImplemented
+
+
+def _onnx(backbone: Backbone, path: Path, image_size: int) -> str:
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"export to ONNX needs {' and '.join(missing)}: pip install 'interclr[onnx]'")
+    device = next(backbone.parameters()).device
+    training = backbone.training
+    images = torch.zeros(2, 3, image_size, image_size, device=device)
+    backbone.eval()
+    try:
+
+        def write(temporary: Path) -> None:
+            torch.onnx.export(
+                backbone,
+                (images,),
+                str(temporary),
+                input_names=["images"],
+                output_names=["features"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                external_data=False,
+                dynamo=True,
+                verbose=False,
+            )
+
+        _replacing(path, write)
+    finally:
+        backbone.train(training)
+    return f"input 'images' (batch, 3, {image_size}, {image_size}), normalised as in training; output 'features'"
+
+
+def _with_suffix(path: Path, format: str) -> Path:
+    allowed = SUFFIXES.get(format, WEIGHTS)
+    if path.suffix.lower() in allowed:
+        return path
+    if path.suffix.lower() in (*WEIGHTS, ".onnx", ".pkl"):
+        raise UserError(f"{path}: {format} files end in {' or '.join(allowed)}")
+    return path.with_name(path.name + allowed[0])
+
+
+def _require_resnet(state: dict[str, Tensor], format: str) -> None:
+    strange = next((name for name in state if not RESNET.fullmatch(name)), None)
+    if strange is not None or "layer1.0.conv1.weight" not in state:
+        what = f"it has {strange!r}" if strange is not None else "it has no stages"
+        raise UserError(f"{format} names are known for plain ResNets only, and this backbone is none ({what})")
+
+
+def _is_of(network: nn.Module, library: str) -> bool:
+    return type(network).__module__.split(".")[0] == library
+
+
+def _is_torchvision(network: nn.Module) -> bool:
+    return any(base.__module__.split(".")[0] == "torchvision" for base in type(network).__mro__)
+
+
+def _write(path: Path, data: bytes) -> None:
+    _replacing(path, lambda temporary: temporary.write_bytes(data))
+
+
+def _replacing(path: Path, write: Callable[[Path], object]) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from interclr.engine.metrics import Averages, JsonLines, TensorBoard, open_loggers, read_lines
+from interclr.types import UserError
+
+
+def test_averages_come_one_flush_later() -> None:
+    averages = Averages()
+    values = [1.0, 2.0, 6.0]
+    for value in values:
+        averages.add({"loss": torch.tensor(value)})
+    averages.add({"rare": torch.tensor(10.0)})
+    assert averages.flush({"step": 3}) is None
+    averages.add({"loss": torch.tensor(5.0)})
+    assert averages.flush({"step": 4}) == {"step": 3, "loss": 3.0, "rare": 10.0}
+    assert averages.drain() == {"step": 4, "loss": 5.0}
+    assert averages.drain() is None
+    assert averages.flush({"step": 5}) is None  # nothing was added
+    assert averages.finished() == []
+
+
+def test_an_interval_continues_where_it_was_saved() -> None:
+    whole, first, second = Averages(), Averages(), Averages()
+    terms = [{"loss": torch.rand(()), "intra": torch.rand(())} for _ in range(7)]
+    for i, term in enumerate(terms):
+        whole.add(term)
+        (first if i < 3 else second).add(term) if i < 3 else None
+    second.load_state(first.state(), torch.device("cpu"))
+    for term in terms[3:]:
+        second.add(term)
+    for averages in (whole, second):
+        averages.flush({"step": 7})
+    assert whole.drain() == second.drain()
+
+
+def test_averages_notice_what_is_not_a_number() -> None:
+    averages = Averages()
+    averages.add({"loss": torch.tensor(1.0)})
+    assert averages.all_finite()
+    averages.add({"loss": torch.tensor(math.inf)})
+    assert not averages.all_finite()
+
+
+def test_json_lines_drop_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path, None)
+    for step in (0, 5, 10, 15):
+        lines.log({"step": step, "loss": step / 7})
+    lines.close()
+    with open(path, "a") as file:
+        file.write('{"step": 20, "lo')  # torn by a crash
+    assert [line["step"] for line in read_lines(path)] == [0, 5, 10, 15]
+    lines = JsonLines(path, 10)
+    lines.log({"step": 15, "loss": 1.0})
+    lines.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 5, 10, 15]
+    assert read_lines(path)[1]["loss"] == 5 / 7
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+    JsonLines(path, None).close()
+    assert path.read_text() == ""
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "m.jsonl", None)
+    lines.log({"step": 1})
+    assert read_lines(tmp_path / "m.jsonl") == [{"step": 1}]
+    lines.close()
+
+
+def test_a_full_disk_is_a_clear_error() -> None:
+    lines = JsonLines.__new__(JsonLines)
+    lines.path = Path("/dev/full")
+    lines._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115
+    with pytest.raises(UserError, match=r"/dev/full: No space left on device.*--resume"):
+        lines.log({"step": 1})
+    lines.close()
+
+
+def test_lines_that_are_not_objects_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text('12\n{"step": 1}\n"step"\n\n')
+    assert read_lines(tmp_path / "m.jsonl") == [{"step": 1}]
+
+
+def test_tensorboard_holds_the_same_figures(tmp_path: Path) -> None:
+    logger = TensorBoard(tmp_path, None)
+    for step in (1, 2, 3):
+        logger.log({"step": step, "loss": step * 0.5, "event": "x", "bad": math.nan})
+    logger.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_that_is_not_installed_says_what_to_install(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("interclr")
+    try:
+        __import__(name)
+    except ImportError:
+        with pytest.raises(UserError, match=rf"interclr\[{name}\]"):
+            open_loggers([name], tmp_path, None)

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_runs import INTER, Heard, final_state, same, tiny, train, write_images
+
+import interclr
+from interclr.config import Settings, load_settings
+from interclr.data.builtin import open_source
+from interclr.engine import Run, checkpoint
+from interclr.engine.step import TrainStep
+from interclr.learner import Learner
+from interclr.types import UserError
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
+    folder, heard = tmp_path_factory.mktemp("finished") / "deep" / "run", Heard()
+    return train(tiny(*INTER), folder, screen=heard.screen), heard.text
+
+
+def test_a_run_folder_is_complete(finished: tuple[Run, str]) -> None:
+    folder = finished[0].folder
+    assert {path.name for path in folder.iterdir()} == {
+        "resolved.yaml",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoint",
+        "result.json",
+        "backbone.safetensors",
+    }
+    assert [path.name for path in checkpoint.find(folder / "checkpoint")] == [
+        "step-0000000004.pt",
+        "step-0000000008.pt",
+    ]
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_resolved_settings_reload_and_leave_nothing_to_guess(finished: tuple[Run, str]) -> None:
+    run = finished[0]
+    text = (run.folder / "resolved.yaml").read_text()
+    assert "auto" not in text.replace("torchauto", "")
+    assert run.settings == load_settings(str(run.folder / "resolved.yaml"))
+    assert run.settings.data.batch == 16
+    assert final_state(run.folder)["settings"] == text
+
+
+def test_result_and_metrics_tell_the_same(finished: tuple[Run, str]) -> None:
+    run = finished[0]
+    result = json.loads((run.folder / "result.json").read_text())
+    assert run.finished
+    assert result["finished"] is True
+    assert (result["images"], result["steps"], result["epochs"], result["method"]) == (64, 8, 2, "mocov2")
+    lines = run.metrics
+    assert [line["step"] for line in lines] == [0, 3, 4, 6, 8]
+    assert lines[0]["knn_before"] == result["knn_before"]
+    assert lines[0]["knn_pixels"] == result["knn_pixels"]
+    assert lines[-1]["event"] == "monitor"
+    for figure in ("knn", "rank_me", "uniformity", "nmi", "purity", "cluster_entropy"):
+        assert lines[-1][figure] == result[figure]
+    for line in (lines[1], lines[3]):
+        assert math.isclose(line["loss"], 0.75 * line["intra_loss"] + 0.25 * line["inter_loss"], rel_tol=1e-5)
+        assert line["unreadable"] == 0
+        assert 0 <= line["data_wait"] <= 1
+    for text in ("random weights", "k-NN (k=", "done in", str(run.folder)):
+        assert text in finished[1]
+
+
+def test_tensorboard_has_the_loss(finished: tuple[Run, str]) -> None:
+    events = EventAccumulator(str(finished[0].folder / "tensorboard"))
+    events.Reload()
+    expected = [(line["step"], line["loss"]) for line in finished[0].metrics if "loss" in line]
+    assert [(e.step, pytest.approx(e.value)) for e in events.Scalars("loss")] == expected
+
+
+def test_the_backbone_loads_to_identical_outputs(finished: tuple[Run, str], tmp_path: Path) -> None:
+    run = finished[0]
+    backbone = interclr.load(run.folder)
+    assert not backbone.training
+    state = final_state(run.folder)["learner"]
+    prefix = "intra.encoder.backbone."
+    reference = run.settings.model.build().eval()
+    reference.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    images = torch.randint(256, (5, 3, 32, 32), dtype=torch.uint8)
+    inputs = torch.randn(5, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(backbone(inputs), reference(inputs))
+    features = interclr.embed(backbone, images)
+    assert features.shape == (5, 64)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (run.settings.data.mean, run.settings.data.std))
+    with torch.no_grad():
+        torch.testing.assert_close(features, reference((images / 255 - mean) / std), rtol=1e-3, atol=1e-4)
+    copy = shutil.copytree(run.folder, tmp_path / "copy")
+    (copy / "backbone.safetensors").unlink()  # an unfinished run: the newest checkpoint serves
+    with torch.no_grad():
+        assert torch.equal(interclr.load(copy)(inputs), backbone(inputs))
+
+
+def test_load_says_what_is_missing(tmp_path: Path, finished: tuple[Run, str]) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        interclr.load(tmp_path)
+    shutil.copy(finished[0].folder / "resolved.yaml", tmp_path)
+    with pytest.raises(UserError, match="no checkpoint"):
+        interclr.load(tmp_path)
+
+
+def test_the_same_settings_give_the_same_run_and_another_seed_another(finished: tuple[Run, str], out: Path) -> None:
+    train(tiny(*INTER), out)
+    same(final_state(out)["learner"], final_state(finished[0].folder)["learner"])
+    other = train(tiny(*INTER, "seed=1", "schedule.epochs=1"), out.with_name("other"))
+    assert other.metrics[1]["loss"] != finished[0].metrics[1]["loss"]
+
+
+def test_weights_move_and_the_bank_is_filled(finished: tuple[Run, str]) -> None:
+    states = [checkpoint.load(path)["learner"] for path in checkpoint.find(finished[0].folder / "checkpoint")]
+    moved = [k for k in states[0] if not torch.equal(states[0][k], states[1][k])]
+    assert any(k.startswith("intra.encoder.") for k in moved)
+    assert any(k.startswith("intra.key_encoder.") for k in moved)
+    assert {"bank.features", "bank.sums", "intra.queue"} <= set(moved)
+    torch.testing.assert_close(states[1]["bank.features"].norm(dim=1), torch.ones(64))
+
+
+def test_inter_starts_after_its_warm_up(out: Path) -> None:
+    run = train(tiny(*INTER, "inter.warmup_epochs=1", "engine.log_every=2"), out)
+    lines = [line for line in run.metrics if "loss" in line]
+    assert ["inter_loss" in line for line in lines] == [False, False, True, True]
+    assert ["nmi" in line for line in run.metrics if line.get("event") == "monitor"] == [False, True]
+    assert lines[0]["loss"] == lines[0]["intra_loss"]
+
+
+def test_lambda_one_is_the_plain_method(out: Path, tmp_path: Path) -> None:
+    plain = train(tiny(), out)
+    weighted = train(tiny(*INTER, "inter.intra_weight=1"), tmp_path / "weighted")
+    same(final_state(plain.folder)["learner"], final_state(weighted.folder)["learner"])
+
+
+def test_accumulation_steps_the_optimiser_once(out: Path) -> None:
+    train(tiny("engine.accumulate=2", "schedule.epochs=1"), out)
+    optimiser = final_state(out)["optimiser"]
+    assert {int(entry["step"]) for entry in optimiser["state"].values()} == {2}
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_half_precision_trains(precision: str, out: Path) -> None:
+    run = train(tiny(f"engine.precision={precision}", "schedule.epochs=1"), out)
+    assert run.finished
+    assert all(v.dtype != torch.bfloat16 for v in final_state(out)["learner"].values())
+
+
+# Data of all kinds.
+
+
+def folder_settings(folder: Path, *overrides: str) -> Settings:
+    return tiny(
+        f"data.source={json.dumps(str(folder))}", "data.batch=8", "data.workers=0", "data.max_side=64", *overrides
+    )
+
+
+def test_streaming_equals_resident(out: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 24, classes=2)
+    resident = train(folder_settings(folder, *INTER, "data.resident=true"), out)
+    stream = train(folder_settings(folder, *INTER, "data.resident=false"), tmp_path / "stream")
+    same(final_state(resident.folder)["learner"], final_state(stream.folder)["learner"])
+    assert resident.result["knn"] == stream.result["knn"]
+    assert not stream.settings.data.resident
+    assert resident.settings.data.resident
+
+
+def test_unlabelled_images_train_without_knn(out: Path, tmp_path: Path) -> None:
+    run = train(folder_settings(write_images(tmp_path / "flat", 20), *INTER), out)
+    assert run.finished
+    assert not any(key.startswith("knn") for line in run.metrics for key in line)
+    assert "knn" not in run.result
+    assert "nmi" not in run.result
+    assert run.result["rank_me"] > 0
+
+
+def test_labelled_images_without_a_test_split_measure_knn(out: Path, tmp_path: Path) -> None:
+    heard = Heard()
+    run = train(folder_settings(write_images(tmp_path / "images", 40, classes=2)), out, screen=heard.screen)
+    assert 0 <= run.result["knn"] <= 100
+    assert "k-NN is measured on 8 of the 40" in heard.text
+
+
+def test_images_of_several_sizes(out: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 10, side=40)
+    write_images(folder / "small", 10, side=20)
+    assert train(folder_settings(folder, "data.resident=false"), out).finished
+    assert train(folder_settings(folder, "data.resident=true"), tmp_path / "resident").finished
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_unreadable_files_in_the_middle(resident: bool, out: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 20)
+    (folder / "007.png").write_bytes(b"not an image")
+    heard = Heard()
+    settings = folder_settings(folder, *INTER, f"data.resident={str(resident).lower()}", "data.batch=5")
+    run = train(settings, out, screen=heard.screen)
+    assert list(run.result["unreadable"]) == ["007.png"]
+    assert run.result["images"] == (19 if resident else 20)
+    assert "007.png" in heard.text
+    assert "1 images were unreadable" in heard.text
+    with pytest.raises(UserError, match=r"007\.png"):
+        train(
+            settings.model_copy(update={"data": settings.data.model_copy(update={"unreadable": "fail"})}),
+            tmp_path / "b",
+        )
+
+
+@pytest.mark.parametrize("images", [2, 3, 9])
+def test_a_handful_of_images_trains_by_the_folder_recipe(images: int, out: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", images)
+    settings = load_settings(
+        "folder",
+        [f"data.source={folder}", "schedule.epochs=2", "model.width=8", "method.hidden=32", "engine.device=cpu"],
+    )
+    assert train(settings, out).finished  # and without a warning, which is an error here
+
+
+# What cannot work is said before or without loss.
+
+
+def refused(settings: Settings, out: Path, says: str, **options: object) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        train(settings, out, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_data(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(folder_settings(tmp_path / "empty"), out, "no images in")
+    refused(folder_settings(write_images(tmp_path / "one", 1)), out, "at least 2")
+    refused(folder_settings(tmp_path / "nowhere"), out, "does not exist")
+    for resident in ("true", "false"):
+        (tmp_path / resident).mkdir()
+        for i in range(4):
+            (tmp_path / resident / f"{i}.png").write_bytes(b"broken")
+        refused(folder_settings(tmp_path / resident, f"data.resident={resident}"), out, "can be read")
+    assert not (out / "checkpoint").exists()
+
+
+def test_bad_numbers(out: Path) -> None:
+    refused(tiny("data.batch=65"), out, r"data\.batch: 65")
+    refused(tiny(*INTER, "inter.clusters=65"), out, r"inter\.clusters: 65")
+    refused(tiny("engine.accumulate=9"), out, r"engine\.accumulate: 9")
+    refused(tiny("model.backbone=resnet11"), out, r"model\.backbone='resnet11'")
+
+
+def test_bad_places(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    refused(tiny(), tmp_path / "file", "cannot write to")
+    refused(tiny(), tmp_path / "file" / "run", "cannot write to")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "tpu", "mps", "meta"])
+def test_a_device_that_is_not_there(device: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused(tiny(f"engine.device={device}"), out, r"^engine\.device: ")
+    assert not out.exists()
+
+
+def test_an_existing_run_is_not_overwritten(finished: tuple[Run, str], tmp_path: Path) -> None:
+    copy = shutil.copytree(finished[0].folder, tmp_path / "copy")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    refused(tiny(*INTER), copy, "already holds a run: add --resume")
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_stale_result_does_not_speak_for_a_new_run(finished: tuple[Run, str], tmp_path: Path) -> None:
+    copy = shutil.copytree(finished[0].folder, tmp_path / "copy")
+    shutil.rmtree(copy / "checkpoint")
+    run = train(tiny(*INTER), copy, stop_after=2)
+    assert not run.finished
+    assert not (copy / "backbone.safetensors").exists()
+
+
+@pytest.mark.parametrize("bad_step", [4, 5, 7])
+def test_nan_ends_the_run_and_leaves_good_checkpoints(
+    bad_step: int, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is NaN from some step on: in the middle, at the end of an epoch, at the very last step."""
+    original, calls = Learner.loss, []
+
+    def loss(self: Learner, *arguments: object) -> object:
+        calls.append(1)
+        value, *rest = original(self, *arguments)
+        return (value * math.nan if len(calls) > bad_step else value, *rest)
+
+    monkeypatch.setattr(Learner, "loss", loss)
+    refused(tiny(), out, r"NaN or infinite.*optimiser\.base_lr")
+    good = final_state(out)
+    assert good["step"] == 4
+    assert all(value.isfinite().all() for value in good["learner"].values())
+    monkeypatch.undo()
+    assert train(tiny(), out, resume=True).finished
+
+
+def test_weights_that_have_overflowed_are_not_saved(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of the last step before a checkpoint is finite, its update is not."""
+    original = TrainStep.__call__
+
+    def step(self: TrainStep, images: object, number: int) -> object:
+        terms = original(self, images, number)
+        if number == 7:
+            with torch.no_grad():
+                next(self.learner.intra.encoder.parameters()).fill_(math.inf)
+        return terms
+
+    monkeypatch.setattr(TrainStep, "__call__", step)
+    refused(tiny(), out, "NaN or infinite")
+    assert [path.name for path in checkpoint.find(out / "checkpoint")] == ["step-0000000004.pt"]
+
+
+def test_an_absurd_learning_rate(out: Path) -> None:
+    refused(tiny("optimiser={name: sgd, base_lr: 1e30}", "schedule.warmup_epochs=0"), out, "NaN or infinite")
+
+
+def test_a_checkpoint_that_cannot_be_written(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.save
+
+    def save(state: dict[str, object], file: object) -> None:
+        if state["step"] == 8:
+            raise OSError(28, "No space left on device")
+        original(state, file)
+
+    monkeypatch.setattr(torch, "save", save)
+    refused(tiny(), out, r"step-0000000008\.pt: .*No space left on device")
+    monkeypatch.undo()
+    assert final_state(out)["step"] == 4
+    assert train(tiny(), out, resume=True).finished
+
+
+def test_offline_labels_and_other_methods_run(tmp_path: Path) -> None:
+    for name, overrides in {
+        "offline": [*INTER, "inter.labels={name: offline}"],
+        "separate": [*INTER, "inter.head=separate"],
+        "simclr": ["method={name: simclr, dim: 16, hidden: 32}", *INTER],
+        "simsiam": ["method={name: simsiam}", *INTER],
+        "group": ["model.norm=group"],
+    }.items():
+        run = train(tiny("schedule.epochs=1", *overrides), tmp_path / name)
+        assert run.finished, name
+
+
+def test_the_data_are_those_named(finished: tuple[Run, str]) -> None:
+    assert final_state(finished[0].folder)["data"] == open_source("synthetic:64").fingerprint()

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_runs import INTER, MOCO, TINY, final_state, write_images
+
+from interclr import cli
+from interclr.config import load_settings, recipe_names, settings_from
+from interclr.data.packed_store import is_packed
+from interclr.engine import Run
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """The command line in this process: what it prints and the code it ends with."""
+
+    def run(*words: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["interclr", *words])
+        monkeypatch.setattr(cli.console, "file", None, raising=False)
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    monkeypatch.setattr("warnings.showwarning", lambda *_: None)
+    return run
+
+
+def small(*overrides: str) -> list[str]:
+    return ["views/synthetic", *TINY, *MOCO, *overrides]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["pretrain", "data.batchh=3"], "data.batchh: unknown key; did you mean batch?"),
+        (["pretrain", "data.batch=many"], "data.batch: "),
+        (["pretrain", "defalt"], "no recipe 'defalt': did you mean default"),
+        (["pretrain", "default", "mocov2"], "one recipe at a time"),
+        (["pretrain", "seed=["], "seed: "),
+        (["pretrain", "--data", "/nowhere/at/all"], "/nowhere/at/all does not exist"),
+        (["pretrain", "--data", "cifar11"], "did you mean cifar10"),
+        (["pretrain", "--resume"], "--resume needs the run folder"),
+        (["pretrain", "--resume", "--out", "/nowhere/run"], "there is no run in /nowhere/run"),
+        (["pretrain", "--device", "gpu"], "engine.device: "),
+        (["pretrain", "--out", "/dev/null/run"], "cannot write to /dev/null/run"),
+        (["config", "optimiser.name=adam"], "'adamw'"),
+        (["config", "nothing.yaml"], "no recipe 'nothing.yaml'"),
+        (["data", "get", "cifar"], "there is no data set 'cifar'"),
+        (["data", "get", "imagenet"], "cannot be downloaded"),
+        (["data", "pack", "/nowhere/at/all", "/tmp/x"], "does not exist"),
+        (["data", "check", "/nowhere/at/all"], "does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: list[str], says: str, call: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*words)
+    assert result.code == 2
+    assert says in result.err
+    assert re.fullmatch(r"error: [^\n]+\n", result.err), result.err
+    assert "Traceback" not in result.out + result.err
+    assert list(tmp_path.rglob("*.pt")) == []
+
+
+def test_the_installed_command_does_the_same() -> None:
+    command = [sys.executable, "-m", "interclr.cli", "pretrain", "enginee.device=cpu"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: enginee: unknown key; did you mean engine?")
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys; sys.argv = ['interclr', '--help']; from interclr import cli\n"
+    code += "try: cli.main()\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "pretrain" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("recipe", ["default", "byol-interclr"])
+def test_config_prints_a_tree_that_reads_back(recipe: str, call: object) -> None:
+    result = call("config", recipe, "seed=7", "data.source=/a/:cat:/[b]/" + "long" * 60)
+    assert result.code == 0
+    expected = load_settings(recipe, ["seed=7", "data.source=/a/:cat:/[b]/" + "long" * 60])
+    assert settings_from(yaml.safe_load(result.out)) == expected
+
+
+def test_recipes_are_listed_one_a_line(call: object) -> None:
+    result = call("recipes")
+    assert result.code == 0
+    assert [line.split()[0] for line in result.out.splitlines()] == recipe_names()
+
+
+def test_pretrain_resume_and_again(call: object, out: Path) -> None:
+    result = call("pretrain", *small(*INTER), "--out", str(out))
+    assert result.code == 0, result.err
+    assert Run(out).finished
+    assert "after" in result.out
+    again = call("pretrain", *small(*INTER), "--out", str(out))
+    assert again.code == 2
+    assert "--resume" in again.err
+    resumed = call("pretrain", "--resume", "--out", str(out))  # the settings are those of the run
+    assert resumed.code == 0, resumed.err
+    assert "is finished" in resumed.out
+    longer = call("pretrain", "--resume", "--out", str(out), "schedule.epochs=3")
+    assert longer.code == 0, longer.err
+    assert final_state(out)["step"] == 12
+    assert Run(out).result["epochs"] == 3
+
+
+def test_data_takes_the_folder_recipe_and_overrides_win(
+    call: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_images(tmp_path / "images [1]: a=b", 12)
+    quick = ["schedule.epochs=1", "model.width=8", "method.hidden=16", "method.dim=8"]
+    result = call("pretrain", "--data", str(folder), "--device", "cpu", *quick)
+    assert result.code == 0, result.err
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("folder-")
+    settings = Run(run).settings
+    assert settings.data.source == str(folder)
+    assert settings.inter is not None
+    assert settings.engine.device == "cpu"
+    assert "because" in result.out
+
+
+def test_pack_and_check(call: object, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 6, classes=2)
+    odd = folder / "class[" / "b] broken.png"  # its relative path holds what rich takes for a closing tag: [/b]
+    odd.parent.mkdir()
+    odd.write_bytes(b"nothing")
+    packed = call("data", "pack", str(folder), str(tmp_path / "packed"))
+    assert packed.code == 0, packed.err
+    assert is_packed(tmp_path / "packed")
+    checked = call("data", "check", str(folder), "--json", str(tmp_path / "report.json"))
+    assert checked.code == 1
+    assert "class[/b] broken.png" in checked.out
+    assert "broken.png" in (tmp_path / "report.json").read_text()
+    odd.unlink()
+    assert call("data", "check", str(folder)).code == 0
+
+
+def test_ctrl_c_is_130(call: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    result = call("pretrain")
+    assert (result.code, result.err) == (130, "interrupted\n")
+
+
+def test_recipe_and_overrides() -> None:
+    assert cli.recipe_and_overrides(None) == (None, [])
+    assert cli.recipe_and_overrides(["a.b=1", "mocov2", "c=d=e"]) == ("mocov2", ["a.b=1", "c=d=e"])
