@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from interclr.bank import MemoryBank
     from interclr.config import Settings, load_settings
     from interclr.engine.pretrain import pretrain
-    from interclr.engine.run import Run, embed, load
+    from interclr.run.folder import Run, embed, load
 
 _HOMES = {
     "MemoryBank": "interclr.bank",
-    "Run": "interclr.engine.run",
+    "Run": "interclr.run.folder",
     "Settings": "interclr.config",
-    "embed": "interclr.engine.run",
-    "load": "interclr.engine.run",
+    "embed": "interclr.run.folder",
+    "load": "interclr.run.folder",
     "load_settings": "interclr.config",
     "pretrain": "interclr.engine.pretrain",
 }

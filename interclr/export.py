@@ -48,8 +48,8 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
     """Write ``backbone`` to ``path``. ``image_size`` matters to ONNX only, whose graph has one size and any batch.
 
     ``torchvision`` and ``timm`` write safetensors, or a plain state dict where the path ends in ``.pth``.
-    ``safetensors`` takes any backbone under its network's own names. ``detectron2`` takes ResNets, and so does ``timm`` unless the
-    network is timm's own.
+    ``safetensors`` takes any backbone under its network's own names. ``detectron2`` takes ResNets, and so
+    does ``timm`` unless the network is timm's own.
     """
     if format not in get_args(Format):
         raise UserError(f"there is no export format {format!r}: choose {', '.join(get_args(Format))}")

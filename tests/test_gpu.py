@@ -9,10 +9,11 @@ from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
 from interclr.data.loader import Canvas, Order, ResidentLoader
 from interclr.data.views import Views
-from interclr.engine import checkpoint, pretrain
+from interclr.engine import pretrain
 from interclr.engine.build import build_learner, peak_rate
-from interclr.engine.progress import Screen
 from interclr.engine.step import Plan, TrainStep
+from interclr.run import checkpoint
+from interclr.screen import Screen
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

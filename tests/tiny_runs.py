@@ -14,8 +14,10 @@ from PIL import Image
 from rich.console import Console
 
 from interclr.config import Settings, load_settings
-from interclr.engine import Run, checkpoint, pretrain
-from interclr.engine.progress import Screen
+from interclr.engine import pretrain
+from interclr.run import checkpoint
+from interclr.run.folder import Run
+from interclr.screen import Screen
 
 TINY = (
     "optimiser={name: adamw, base_lr: 3.0e-3, weight_decay: 1.0e-4}",

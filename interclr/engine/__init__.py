@@ -1,6 +1,5 @@
-"""Training: the loop, its steps, checkpoints, figures and progress."""
+"""Training: the loop, its steps, its figures."""
 
 from interclr.engine.pretrain import pretrain
-from interclr.engine.run import Run, embed, load
 
-__all__ = ["Run", "embed", "load", "pretrain"]
+__all__ = ["pretrain"]

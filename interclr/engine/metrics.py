@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from interclr import dist
+from interclr.run.folder import read_lines
 from interclr.types import UserError
 
 Record = dict[str, Any]
@@ -120,19 +121,6 @@ def _writing(path: Path) -> Iterator[None]:
             f"could not write {path}: {error.strerror or error}. Checkpoints are untouched; make room or permission, "
             "then continue with --resume"
         ) from error
-
-
-def read_lines(path: Path) -> list[Record]:
-    """Every whole line of a metrics file; a line torn by a crash is left out."""
-    records: list[Record] = []
-    for line in path.read_text().splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
 
 
 class TensorBoard:

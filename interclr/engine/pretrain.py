@@ -19,16 +19,16 @@ from interclr import dist
 from interclr.config import Settings, dump
 from interclr.data.loader import Canvas, Loader, default_workers
 from interclr.data.views import Views
-from interclr.engine import checkpoint
 from interclr.engine.build import build_learner, choose_device, peak_rate, set_determinism
 from interclr.engine.dataset import Facts, TrainingData, median_side, open_training_source, prepare
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor
 from interclr.engine.resume import changed_settings
-from interclr.engine.run import Run, environment, prepare_folder, save_backbone, write_text
 from interclr.engine.settle import settle
 from interclr.engine.step import Plan, TrainStep
 from interclr.learner import Learner
+from interclr.run import checkpoint
+from interclr.run.folder import Run, environment, prepare_folder, save_backbone, write_text
 from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 

@@ -133,14 +133,20 @@ class Clusters(Evaluation):
         common = share.sum(0).topk(min(10, share.shape[1])).indices.tolist()  # beyond ten, colours repeat
         names = data.train.classes
         with figure(context.out / "clusters", columns=2, width=5.6) as (left, right):
-            left.bar(range(1, len(sizes) + 1), sizes.sort(descending=True).values.tolist(), width=1.0 - 0.2 * (len(sizes) < 60))
+            left.bar(
+                range(1, len(sizes) + 1),
+                sizes.sort(descending=True).values.tolist(),
+                width=1.0 - 0.2 * (len(sizes) < 60),
+            )
             left.set_xlabel("cluster, largest first")
             left.set_ylabel("images")
             left.set_title(f"{len(sizes)} clusters ({whose})")
             under = torch.zeros(len(largest), dtype=torch.float64)
             for place, column in enumerate(common):
                 name = names[column] if names else f"class {column}"
-                right.bar(range(len(largest)), share[:, column].tolist(), bottom=under.tolist(), label=name, color=f"C{place}")
+                right.bar(
+                    range(len(largest)), share[:, column].tolist(), bottom=under.tolist(), label=name, color=f"C{place}"
+                )
                 under += share[:, column]
             if len(common) < share.shape[1]:
                 rest = (share.sum(1) - under).tolist()

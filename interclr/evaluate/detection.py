@@ -275,7 +275,7 @@ def train_step(
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     optimiser.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def truth_of(data: BoxedSet) -> list[Truth]:

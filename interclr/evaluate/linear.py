@@ -123,7 +123,9 @@ class Linear(Evaluation):
                 choice, selected_on = best_rate(searched), "held-out training images"
             else:
                 choice = torch.full((len(rates),), len(plan.learning_rates) // 2)
-                context.screen.warn("no class has two training images to choose a learning rate by: the middle one it is")
+                context.screen.warn(
+                    "no class has two training images to choose a learning rate by: the middle one it is"
+                )
                 selected_on = "nothing (middle learning rate); the stage on test"
             rates = rates.gather(1, choice[:, None])
         heads, curves = probe.fit("final", rates, everything)
@@ -326,7 +328,11 @@ class _Probe:
                 if position == per_epoch - 1:
                     progress(epoch + 1, plan.epochs)
                     if self.cache is None and (epoch + 1) % self.settings.save_epochs == 0:
-                        _save(path, {**heads.state(), "curves": curves[: epoch + 1]}, {"key": key, "epoch": str(epoch + 1)})
+                        _save(
+                            path,
+                            {**heads.state(), "curves": curves[: epoch + 1]},
+                            {"key": key, "epoch": str(epoch + 1)},
+                        )
         heads.rates = rates.to(self.device)  # as the user gave them
         return heads, curves.cpu()
 

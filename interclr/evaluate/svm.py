@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of, write_json
 from interclr.evaluate.multilabel import MultiLabelSet, targets_of
 from interclr.evaluate.plots import figure
-from interclr.svm import COSTS, Machine, Reals, Signs, average_precision, best_cost, in_parallel, unit_rows
+from interclr.svm import COSTS, PRIMAL_FROM, Machine, Reals, Signs, average_precision, best_cost, in_parallel, unit_rows
 
 Cost = Annotated[float, Field(gt=0)]
 NAMED_BARS = 40  # classes whose names fit under their bars
@@ -39,6 +39,7 @@ class SVM(Evaluation):
     positive_weight: Annotated[float, Field(gt=0)] = 2.0
     tolerance: Annotated[float, Field(gt=0)] = 1e-4
     iterations: Annotated[int, Field(ge=1)] = 2000
+    solver: Literal["auto", "dual", "primal"] = "auto"  # auto: dual below four images per feature
     difficult: Literal["ignore", "negative"] = "ignore"
     voc: Path | None = None  # a VOC devkit to use in place of the data
     jobs: Annotated[int, Field(ge=0)] = 0  # processes; 0: one for every core
@@ -49,7 +50,8 @@ class SVM(Evaluation):
         signs = train.targets
         if self.difficult == "negative":
             signs = np.where(signs == 0, -1, signs).astype(np.int8)
-        machine = Machine(self.positive_weight, self.tolerance, self.iterations, seed=context.seed)
+        dual = len(features) < PRIMAL_FROM * features.shape[1] if self.solver == "auto" else self.solver == "dual"
+        machine = Machine(self.positive_weight, self.tolerance, self.iterations, dual, context.seed)
         validated = self._validate(machine, features, signs, context)  # (C, costs)
         costs = [best_cost(self.costs, row) for row in validated]
         fits = [(machine, features, signs[:, c], cost, queries) for c, cost in enumerate(costs)]
@@ -81,6 +83,7 @@ class SVM(Evaluation):
                 "seed": context.seed,
                 "settings": self.model_dump(mode="json"),
                 "figures": figures,
+                "solver": "dual" if dual else "primal",
                 "unconverged": unconverged,
                 "classes": [
                     {"name": name, "cost": cost, "ap": _known(area), "ap_11point": _known(points)}

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from interclr.engine.metrics import Averages, JsonLines, TensorBoard, open_loggers, read_lines
+from interclr.engine.metrics import Averages, JsonLines, TensorBoard, open_loggers
+from interclr.run.folder import read_lines
 from interclr.types import UserError
 
 

@@ -13,9 +13,10 @@ from tiny_runs import INTER, Heard, final_state, same, tiny, train, write_images
 import interclr
 from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
-from interclr.engine import Run, checkpoint
 from interclr.engine.step import TrainStep
 from interclr.learner import Learner
+from interclr.run import checkpoint
+from interclr.run.folder import Run
 from interclr.types import UserError
 
 

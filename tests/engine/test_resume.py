@@ -18,9 +18,10 @@ from tiny_runs import INTER, Heard, final_state, same, same_run, tiny, train, wr
 
 from interclr.config import Settings
 from interclr.data.loader import StreamLoader
-from interclr.engine import Run, checkpoint
 from interclr.engine.resume import changed_settings
 from interclr.engine.step import TrainStep
+from interclr.run import checkpoint
+from interclr.run.folder import Run
 from interclr.types import UserError
 
 BYOL = "method={name: byol, dim: 16, hidden: 32, momentum: 0.9}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from interclr.engine import checkpoint
+from interclr.run import checkpoint
 from interclr.types import UserError
 
 

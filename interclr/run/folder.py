@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from interclr.config import Settings, load_settings
 from interclr.data.views import centre_crop
-from interclr.engine import checkpoint
-from interclr.engine.metrics import read_lines
 from interclr.models import Backbone
+from interclr.run import checkpoint
 from interclr.types import Images, UserError
 
 
@@ -154,3 +153,16 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return head.stdout.strip() + (" with changes" if changes.stdout.strip() else "") if head.returncode == 0 else None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a metrics file; a line torn by a crash is left out."""
+    records: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records

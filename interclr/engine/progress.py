@@ -1,3 +1,0 @@
-from interclr.screen import Screen, TrainingBar
-
-__all__ = ["Screen", "TrainingBar"]

@@ -1,0 +1,1 @@
+"""A run folder: its checkpoints, its figures, its backbone."""
