@@ -7,7 +7,7 @@ import sys
 import warnings
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -46,6 +46,7 @@ def pretrain(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
 ) -> None:
     """Pre-train a backbone. Without arguments: the default recipe on the embedded synthetic set."""
+    from interclr import dist
     from interclr.config import load_settings
     from interclr.engine import pretrain as train
 
@@ -59,6 +60,8 @@ def pretrain(
             raise UserError(f"--resume: there is no run in {out}")
         if recipe is None and (out / "resolved.yaml").is_file():
             recipe = str(out / "resolved.yaml")
+    if out is None and dist.launched():
+        raise UserError("several processes need one run folder: add --out DIR")
     name = recipe or ("default" if data is None else "folder")
     folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     train(load_settings(name, overrides), folder, resume=resume)
@@ -71,6 +74,86 @@ def config(words: Overrides = None) -> None:
 
     recipe, overrides = recipe_and_overrides(words)
     console.print(dump(load_settings(recipe or "default", overrides)), markup=False, end="")
+
+
+@app.command()
+def evaluate(
+    protocol: Annotated[
+        str, typer.Argument(help="knn, linear, svm, low-shot, semi-supervised, detection, clusters, all")
+    ],
+    subject: Annotated[str, typer.Argument(help="Run folder, checkpoint, torchvision/NAME@WEIGHTS, timm/NAME, file.")],
+    words: Annotated[list[str] | None, typer.Argument(help="Settings of the protocol: key=value …")] = None,
+    data: Annotated[str | None, typer.Option(help="Labelled images; by default the run's own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results go; by default RUN/evaluate.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Where built-in sets lie.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    backbone: Annotated[str, typer.Option(help="Architecture of a weights file.")] = "resnet50",
+    image_size: Annotated[int | None, typer.Option(help="Side of the input, for weights that are not a run's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of draws and heads.")] = 0,
+) -> None:
+    """Measure a representation by one protocol of the paper, or by all that the data allow."""
+    from interclr.engine.build import choose_device
+    from interclr.evaluate import PROTOCOLS, Request
+    from interclr.evaluate import evaluate as measure
+    from interclr.screen import Screen
+
+    if protocol != "all" and protocol not in PROTOCOLS:
+        raise UserError(f"no protocol {protocol!r}; there are: {', '.join(PROTOCOLS)} and all")
+    if protocol == "all" and words:
+        raise UserError("settings belong to one protocol; evaluate all takes none")
+    names = list(PROTOCOLS) if protocol == "all" else [protocol]
+    request = Request(subject, data, out, root, choose_device(device), backbone, image_size, seed)
+    measure(names, PROTOCOLS, request, words or [], Screen(console))
+
+
+@app.command()
+def embed(
+    subject: Annotated[str, typer.Argument(help="Run folder, checkpoint, torchvision/NAME@WEIGHTS, timm/NAME, file.")],
+    data: Annotated[str, typer.Argument(help="Folder, list file, packed store or built-in name.")],
+    out: Annotated[Path, typer.Argument(help="A .safetensors file: features, and labels where known.")],
+    split: Annotated[str, typer.Option(help="train or test")] = "train",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+) -> None:
+    """Write the features of every image, in the order of their names beside it (.txt)."""
+    from safetensors.torch import save_file
+
+    from interclr.data.builtin import open_source
+    from interclr.engine.build import choose_device
+    from interclr.evaluate.base import Context, embed_source
+    from interclr.evaluate.subject import open_subject
+    from interclr.screen import Screen
+
+    source, chosen = open_source(data, split), choose_device(device)
+    features = embed_source(open_subject(subject), source, Context(out.parent, chosen, Screen(console)))
+    tensors = {"features": features.cpu().contiguous()}
+    if source.labels is not None:
+        tensors["labels"] = source.labels.contiguous()
+    save_file(tensors, out)
+    names = "\n".join(json.dumps(source.name_of(row), ensure_ascii=False) for row in range(len(source)))
+    out.with_suffix(".names.txt").write_text(names + "\n")
+    console.print(f"{len(source):,} x {features.shape[1]} features in {out}", markup=False)
+
+
+@app.command()
+def export(
+    subject: Annotated[str, typer.Argument(help="Run folder or checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="File to write.")],
+    file_format: Annotated[str, typer.Option("--format", help="torchvision, timm, safetensors, onnx, detectron2")] = (
+        "torchvision"
+    ),
+) -> None:
+    """Write the backbone under the names another library expects."""
+    from interclr.evaluate.subject import open_subject
+    from interclr.export import Format
+    from interclr.export import export as write
+
+    formats: tuple[Format, ...] = get_args(Format)
+    chosen = next((known for known in formats if known == file_format), None)
+    if chosen is None:
+        raise UserError(f"--format {file_format}: use one of {', '.join(formats)}")
+    opened = open_subject(subject)
+    written = write(opened.backbone, out, chosen, opened.image_size)
+    console.print(f"{written.tensors} tensors in {written.path}. {written.note}".rstrip(), markup=False)
 
 
 @app.command()

@@ -200,11 +200,11 @@ def dump(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def explain(error: ValidationError) -> str:
+def explain(error: ValidationError, root: type[Config] = Settings) -> str:
     """Pydantic's errors as one line per key: the dotted path, what is wrong, what is allowed."""
     lines: dict[str, list[str]] = {}
     for item in error.errors():
-        path, model = _walk(item["loc"])
+        path, model = _walk(item["loc"], root)
         lines.setdefault(path, [])
         if item["type"] == "extra_forbidden":
             allowed = list(model.model_fields) if model is not None else []
@@ -229,11 +229,11 @@ def _joined(messages: list[str]) -> str:
     return " or ".join(messages)
 
 
-def _walk(location: tuple[int | str, ...]) -> tuple[str, type[Config] | None]:
+def _walk(location: tuple[int | str, ...], root: type[Config]) -> tuple[str, type[Config] | None]:
     """The dotted path a user would write, and the model that owns its last key: drops pydantic's union tags."""
     path: list[str] = []
     owner: type[Config] | None = None
-    candidates: list[Any] = [Settings]
+    candidates: list[Any] = [root]
     for part in location:
         if isinstance(part, int):
             path.append(str(part))

@@ -21,7 +21,8 @@ from interclr.types import UserError
 
 Opener = Callable[[Path, str, int | None], Source]  # root, split ('train' or 'test'), max_side
 
-SYNTHETIC_COUNT = {"train": 10_000, "test": 2_000}
+SYNTHETIC_COUNT = 10_000
+SYNTHETIC_TEST_SHARE = 4  # one test image for every four training images
 SYNTHETIC_SEED = {"train": 0, "test": 1}
 
 
@@ -31,7 +32,7 @@ def open_source(
     """Open a built-in set by name, or a folder, a list file or a packed store by path.
 
     ``root`` is where built-in sets lie, ``$INTERCLR_DATA`` or ``./data`` by default. ``synthetic:500`` is the synthetic
-    set with 500 images. A folder called like a built-in set is reached as ``./cifar10``.
+    set with 500 training images. A folder called like a built-in set is reached as ``./cifar10``.
     """
     name = str(spec)
     root = data_root() if root is None else root
@@ -96,7 +97,10 @@ def _not_found(name: str, path: Path) -> str:
 
 def _synthetic(name: str, split: str) -> ArraySource:
     _, _, count = name.partition(":")
-    pixels, labels = generate(int(count) if count else SYNTHETIC_COUNT[split], SYNTHETIC_SEED[split])
+    wanted = int(count) if count else SYNTHETIC_COUNT
+    if split == "test":
+        wanted = max(1, wanted // SYNTHETIC_TEST_SHARE)
+    pixels, labels = generate(wanted, SYNTHETIC_SEED[split])
     return ArraySource(pixels, labels, name=f"synthetic {split}", classes=tuple(CLASSES))
 
 

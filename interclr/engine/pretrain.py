@@ -277,8 +277,17 @@ class Training:
                 self._end_epoch(self.step // per_epoch - 1)
                 mark, waited, since = time.monotonic(), 0.0, self.step
             self._save_if_due()
-            if self.stop_asked and self.step % self.plan.accumulate == 0:
+            if self.step % self.plan.accumulate == 0 and self._all_stop():
                 break
+
+    def _all_stop(self) -> bool:
+        """Ranks stop at the same step: they compare now and then, where the host waits for the log anyway."""
+        if dist.world() == 1:
+            return self.stop_asked
+        if self.step % self.settings.engine.log_every:
+            return False
+        asked = torch.tensor(float(self.stop_asked), device=self.device)
+        return bool(dist.all_reduce_mean(asked) > 0)
 
     def _show(self, record: Record | None, bar: TrainingBar) -> None:
         if record is not None:
@@ -364,7 +373,7 @@ class Training:
         result = {
             "finished": True,
             "method": self.settings.method.name,
-            "inter": self.settings.inter is not None,
+            "inter": self.learner.inter_active(self.plan.epochs),
             "data": self.data.source.name,
             "images": self.images,
             "epochs": self.plan.epochs,

@@ -1,0 +1,24 @@
+"""Evaluations. To add one: a file with a class of settings, and its name below."""
+
+from interclr.evaluate.base import Evaluation
+from interclr.evaluate.clusters import Clusters
+from interclr.evaluate.detection import Detection
+from interclr.evaluate.knn import KNN
+from interclr.evaluate.linear import Linear
+from interclr.evaluate.low_shot import LowShot
+from interclr.evaluate.semi_supervised import SemiSupervised
+from interclr.evaluate.session import Request, evaluate
+from interclr.evaluate.subject import open_subject
+from interclr.evaluate.svm import SVM
+
+PROTOCOLS: dict[str, type[Evaluation]] = {
+    "knn": KNN,
+    "linear": Linear,
+    "svm": SVM,
+    "low-shot": LowShot,
+    "semi-supervised": SemiSupervised,
+    "detection": Detection,
+    "clusters": Clusters,
+}
+
+__all__ = ["PROTOCOLS", "Evaluation", "Request", "evaluate", "open_subject"]

@@ -125,7 +125,8 @@ def box_iou(left: NDArray[np.floating], right: NDArray[np.floating], over_left: 
     area = (a[..., 2:] - a[..., :2]).prod(-1)
     whole = area if over_left else area + (b[..., 2:] - b[..., :2]).prod(-1) - shared
     whole = np.broadcast_to(whole, shared.shape)
-    return shared / np.where(whole > 0, whole, 1.0)
+    overlap: Floats = shared / np.where(whole > 0, whole, 1.0)
+    return overlap
 
 
 @dataclass(frozen=True, slots=True)

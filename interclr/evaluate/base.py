@@ -96,24 +96,29 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     cached = context.out.parent / "features" / f"{key}.safetensors"
     if cached.exists():
         return load_file(cached)["features"].to(context.device)
+    features = embed_source(subject, source, context)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cached.with_suffix(f".{os.getpid()}.tmp")
+    save_file({"features": features.cpu().contiguous()}, temporary)
+    os.replace(temporary, cached)
+    return features
+
+
+def embed_source(subject: Subject, source: Source, context: Context) -> Tensor:
+    """Features (N, F) of every image, centre-cropped, in order."""
 
     def transform(batch: Images) -> Tensor:
         return centre_crop(batch, subject.image_size, subject.mean, subject.std)
 
     backbone = subject.backbone.to(context.device)
     with context.screen.working(f"embedding {len(source):,} images of {source.name}") as progress:
-        features = embed_all(
+        return embed_all(
             backbone,
             in_order(source, context.device, BATCH),
             transform,
             autocast=context.autocast,
             progress=lambda done: progress(done, len(source)),
         )
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cached.with_suffix(f".{os.getpid()}.tmp")
-    save_file({"features": features.cpu().contiguous()}, temporary)
-    os.replace(temporary, cached)
-    return features
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -60,7 +60,7 @@ def _tile(data: BoxedSet, index: int, found: Found) -> Tensor:
     pixels = decode(read_bytes(str(image.path), image.name), image.name)
     scale = TILE / max(pixels.shape[1:])
     height, width = (max(1, round(side * scale)) for side in pixels.shape[1:])
-    canvas = torch.zeros(3, TILE, TILE, dtype=torch.uint8)
+    canvas = torch.full((3, TILE, TILE), 255, dtype=torch.uint8)
     canvas[:, :height, :width] = resize(pixels, [height, width])
     if len(image.boxes):
         canvas = draw_bounding_boxes(canvas, torch.from_numpy(image.boxes) * scale, colors=TRUE, width=1)
@@ -72,6 +72,8 @@ def _tile(data: BoxedSet, index: int, found: Found) -> Tensor:
             torch.from_numpy(found.boxes[sure].astype(np.float32)) * scale,
             labels=[word.encode("ascii", "replace").decode() for word in words],
             colors=GUESS,
+            label_colors="white",
+            label_background_colors=GUESS,
             width=2,
         )
     return canvas

@@ -29,8 +29,9 @@ class Heads:
 
     Heads of a stage share their input, so its product with all their weights is one matrix product; and since the loss
     is the sum of independent losses, its gradient is written down here: no graph, a few kernels a step. Weights start
-    at zero: the problem is convex. With ``batch_norm`` the features pass a BatchNorm1d without scale and shift first,
-    whose running statistics are the average over all steps (frozen features do not drift).
+    at zero: the problem is convex. With ``batch_norm`` the features pass a BatchNorm1d without scale and shift first.
+    Its statistics are those of all batches so far, in training too: frozen features do not drift, so they settle on the
+    training set's, and there is no gap between the noisy statistics of a batch and those used for measuring.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class Heads:
     def scores(self, features: Tensor) -> Tensor:
         """(S, B, L, C) from normalised features."""
         product = [features[:, part] @ self.weight[part] for part in self.parts]  # each (B, L·C)
-        return (torch.stack(product) + self.bias).unflatten(2, (-1, self.classes))
+        scores = torch.stack(product) + self.bias
+        return scores.view(*scores.shape[:2], -1, self.classes)
 
     def step(self, features: Tensor, label: Tensor, number: int, factor: float) -> Tensor:
         """One SGD step with the rates times ``factor``; returns the losses (S, L) before it."""

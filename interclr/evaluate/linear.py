@@ -70,8 +70,8 @@ class Linear(Evaluation):
     Whatever else is set replaces the preset's value. With several learning rates each stage's is chosen on a tenth of
     the *training* set held out by class (``select: held-out``), then the chosen heads are trained again on all of it;
     the best stage is chosen by the same tenth. ``select: test`` chooses rate and stage by test accuracy, as papers do,
-    which flatters a little. With one rate, as in the paper's presets, nothing is held out and the best stage is the best
-    on test, as in the paper. A class with one training image lends nothing to the held-out tenth; where no class has
+    which flatters a little. With one rate, as in the paper's presets, nothing is held out and the best stage is that on
+    test, as in the paper. A class with one training image lends nothing to the held-out tenth; where no class has
     two, the middle rate is taken. The result says which way it went.
     """
 

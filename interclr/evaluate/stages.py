@@ -1,7 +1,8 @@
-"""What a frozen ResNet computes on its way: every stage's feature map, pooled to about 9,000 numbers, from one forward."""
+"""What a frozen ResNet computes on its way: every stage's map, pooled to about 9,000 numbers, from one forward."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,8 @@ LARGEST = 65504.0  # of float16
 
 
 def grid_of(channels: int, dims: int) -> int:
-    """Side g of the grid for which C·g·g is about ``dims``: 12, 6, 4, 3, 2 for ResNet-50 and 9,000 (Goyal et al. 2019)."""
-    return max(1, round((dims / channels) ** 0.5))
+    """Side g of a grid with C·g·g about ``dims``: 12, 6, 4, 3, 2 for ResNet-50 and 9,000 (Goyal et al. 2019)."""
+    return max(1, round(math.sqrt(dims / channels)))
 
 
 def stage_modules(network: nn.Module) -> dict[str, nn.Module]:
@@ -85,4 +86,4 @@ class Stages(nn.Module):
 
     @property
     def width(self) -> int:
-        return max(part.stop for part in self.parts.values())
+        return max(int(part.stop) for part in self.parts.values())

@@ -5,7 +5,7 @@ What becomes of input that is not as it should be, the same for every file:
 - boxes that reach outside the image are clipped to it, and counted where they do by more than a pixel (tools that count
   from 0 write 0 where VOC writes 1); boxes with no area, or none inside the image, are dropped and counted;
 - an image whose annotation has no object is a negative: always kept for testing, for training on request;
-- an annotation that states another size than its image has is believed for its boxes, and counted (VOC2012 has some);
+- an annotation that states another size than its image has is believed for its boxes, and counted;
 - a missing image or annotation, XML that cannot be parsed, a box without coordinates and a class that is not among the
   known ones are errors that name the file.
 

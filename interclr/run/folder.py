@@ -118,7 +118,7 @@ def prepare_folder(folder: Path, resume: bool) -> None:
         raise UserError(f"{folder} already holds a run: add --resume to continue it, or choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write-test"
+        probe = folder / f".write-test-{os.getpid()}"  # every rank tries
         probe.write_text("")
         probe.unlink()
         if not resume:  # what an earlier attempt left behind does not speak for this one

@@ -1,0 +1,179 @@
+"""Open what is to be evaluated and the data, run one protocol or all that the data allow, and write what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors.torch import save_file
+
+from interclr.config import explain, parse_override
+from interclr.data.builtin import open_source
+from interclr.data.packed import is_packed
+from interclr.data.source import Source
+from interclr.data.subset import Subset
+from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, write_json
+from interclr.evaluate.paper import PAPER
+from interclr.evaluate.subject import open_subject
+from interclr.run import checkpoint
+from interclr.run.folder import Run
+from interclr.screen import Screen
+from interclr.types import UserError
+
+TEST_SHARE = 0.2  # of a labelled set without a test split
+SPLIT_SEED = 20_260_102
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for on the command line."""
+
+    subject: str
+    data: str | None = None  # None: the data of the run
+    out: Path | None = None  # None: RUN/evaluate
+    root: Path | None = None
+    device: torch.device = CPU
+    backbone: str = "resnet50"
+    image_size: int | None = None
+    seed: int = 0
+
+
+def evaluate(
+    names: list[str],
+    protocols: Mapping[str, type[Evaluation]],
+    request: Request,
+    overrides: list[str],
+    screen: Screen,
+) -> dict[str, dict[str, float]]:
+    """Run protocols by name; with several, one that the data do not allow is named with the reason and passed over."""
+    subject = open_subject(request.subject, request.backbone, request.image_size)
+    folder = Path(request.subject)
+    out = request.out or ((folder if folder.is_dir() else Path()) / "evaluate")
+    results: dict[str, dict[str, float]] = {}
+    passed_over: dict[str, str] = {}
+    for name in names:
+        settings = _settings(protocols[name], overrides)
+        place = out / name
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {place}: {error.strerror or error}; choose another --out") from error
+        autocast = torch.bfloat16 if request.device.type == "cuda" else None
+        context = Context(place, request.device, screen, request.seed, autocast)
+        started = time.monotonic()
+        try:
+            data, settings = _data_for(name, settings, request, place, screen)
+            results[name] = settings.run(subject, data, context)
+        except UserError as error:
+            if len(names) == 1:
+                raise
+            passed_over[name] = str(error)
+            screen.warn(f"{name}: {error}")
+            continue
+        summary = {
+            "protocol": name,
+            "subject": subject.name,
+            "data": data.name,
+            "figures": results[name],
+            "settings": settings.model_dump(mode="json"),
+            "seed": request.seed,
+            "seconds": round(time.monotonic() - started, 2),
+        }
+        write_json(place / "summary.json", summary)
+    if len(names) > 1:
+        _table_of_all(results, passed_over, subject, out, screen)
+    return results
+
+
+def _settings(protocol: type[Evaluation], overrides: list[str]) -> Evaluation:
+    tree: dict[str, Any] = {}
+    for override in overrides:
+        tree |= parse_override(override)
+    try:
+        return protocol.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(explain(error, protocol)) from error
+
+
+def _data_for(
+    name: str, settings: Evaluation, request: Request, place: Path, screen: Screen
+) -> tuple[LabelledData, Evaluation]:
+    spec, root = request.data, request.root
+    folder = Path(request.subject)
+    is_run = folder.is_dir()
+    if spec is None:
+        if not is_run:
+            raise UserError("name the labelled images with --data: these weights are not a run that knows its own")
+        spec, root = Run(folder).settings.data.source, root or Run(folder).settings.data.root
+    train = _open(spec, "train", root)
+    if name == "detection" and getattr(settings, "data", None) is None:
+        if train.labels is not None:
+            raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
+        settings = settings.model_copy(update={"data": Path(spec) if Path(spec).is_dir() else root})
+    if name == "detection" or getattr(settings, "voc", None) is not None:
+        return LabelledData(train, train, spec), settings  # these read their annotations themselves
+    if name == "clusters" and is_run and request.data is None:
+        settings = _own_clusters(folder, settings, len(train), place)
+    return LabelledData(*_split(spec, train, root, screen), name=spec), settings
+
+
+def _open(spec: str, split: str, root: Path | None) -> Source:
+    return open_source(spec, split, root)
+
+
+def _split(spec: str, train: Source, root: Path | None, screen: Screen) -> tuple[Source, Source]:
+    """The set's own test split; without one a fifth of every class, fixed for all time and said aloud."""
+    if not Path(spec).is_file() and not is_packed(Path(spec)):
+        try:
+            return train, _open(spec, "test", root)
+        except UserError:
+            if not Path(spec).is_dir():
+                raise
+    if train.labels is None:
+        return train, train  # check_labels says what is missing
+    generator = torch.Generator().manual_seed(SPLIT_SEED)
+    shuffled = torch.randperm(len(train), generator=generator)
+    labels = train.labels[shuffled]
+    test_rows: list[int] = []
+    for label in labels.unique().tolist():
+        rows = shuffled[labels == label].tolist()
+        test_rows += rows[: max(1, round(TEST_SHARE * len(rows)))] if len(rows) > 1 else []
+    chosen = set(test_rows)
+    train_rows = [row for row in range(len(train)) if row not in chosen]
+    screen.say(f"no test split: {len(chosen)} of {len(train)} images, a fifth of every class, are tested on")
+    return Subset(train, train_rows), Subset(train, sorted(chosen))
+
+
+def _own_clusters(folder: Path, settings: Evaluation, images: int, place: Path) -> Evaluation:
+    """The clusters of the run's own memory bank, where it has one for these very images."""
+    found = checkpoint.load_latest(folder / "checkpoint")
+    labels = None if found is None else found[0]["learner"].get("bank.labels")
+    if labels is None or len(labels) != images or bool((labels < 0).any()):
+        return settings
+    path = place / "assignments.safetensors"
+    save_file({"labels": labels.cpu().contiguous()}, path)
+    return settings.model_copy(update={"assignments": path})
+
+
+def _table_of_all(
+    results: dict[str, dict[str, float]], passed_over: dict[str, str], subject: Subject, out: Path, screen: Screen
+) -> None:
+    rows = [
+        (name, figure, f"{value:.2f}", PAPER.get((name, figure), ""))
+        for name, figures in results.items()
+        for figure, value in figures.items()
+    ]
+    header = ("protocol", "figure", "this run", "the paper's MoCov2-InterCLR, ImageNet")
+    screen.table(f"{subject.name}", rows, header)
+    lines = [f"# {subject.name}", "", f"| {' | '.join(header)} |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += [f"| {name} | – | not run: {reason} | |" for name, reason in passed_over.items()]
+    lines += ["", "The last column is the paper's own result with another network on other data, for orientation only."]
+    (out / "all.md").write_text("\n".join(lines) + "\n")
+    write_json(out / "all.json", {"subject": subject.name, "figures": results, "not run": passed_over})

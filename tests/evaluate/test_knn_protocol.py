@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+from interclr.data.source import ArraySource
+from interclr.evaluate.base import Context, LabelledData, Subject, features_of
+from interclr.evaluate.knn import KNN
+from interclr.models import Backbone
+from interclr.screen import Screen
+from interclr.types import UserError
+
+
+def source(count: int, seed: int, classes: int = 7) -> ArraySource:
+    patterns = torch.randint(0, 256, (classes, 3, 8, 8), generator=torch.Generator().manual_seed(9)).float()
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=generator)
+    pixels = patterns[labels] * 0.3 + 60 + 70 * torch.randn(count, 3, 8, 8, generator=generator)
+    return ArraySource(pixels.clamp(0, 255).byte(), labels, name="patterns")
+
+
+SUBJECT = Subject(Backbone(nn.Flatten(), 192), "pixels", 8, (0.4, 0.4, 0.4), (0.25, 0.25, 0.25))
+
+
+def context(out: Path, device: str = "cpu") -> Context:
+    out.mkdir(parents=True, exist_ok=True)
+    return Context(out, torch.device(device), Screen(quiet=True))
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(5, 0.1), (50, 0.07)])
+def test_against_scikit_learn(k: int, temperature: float, tmp_path: Path) -> None:
+    data = LabelledData(source(300, 0), source(100, 1), "patterns")
+    where = context(tmp_path / "knn")
+    figures = KNN(k=k, temperature=temperature).run(SUBJECT, data, where)
+    bank, queries = (features_of(SUBJECT, part, where).double().numpy() for part in (data.train, data.test))
+    oracle = KNeighborsClassifier(
+        k, metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / temperature)
+    ).fit(bank, data.train.labels)
+    share = oracle.predict_proba(queries)
+    truth = np.asarray(data.test.labels)
+    assert figures["top1"] == pytest.approx(100 * (share.argmax(1) == truth).mean())
+    best_five = np.argsort(-share, 1, kind="stable")[:, :5]
+    assert figures["top5"] == pytest.approx(100 * (best_five == truth[:, None]).any(1).mean(), abs=1.01)  # ties at 0
+    assert (figures["k"], figures["temperature"]) == (k, temperature)
+    kept = load_file(where.out / "predictions.safetensors")
+    np.testing.assert_allclose(kept["votes"], share, atol=1e-4)
+    assert 30 < figures["top1"] < 100
+    result = json.loads((where.out / "result.json").read_text())
+    assert result["figures"] == figures
+    assert result["accuracy_by_k"][str(k)]["top1"] == figures["top1"]
+    one = KNeighborsClassifier(1, metric="cosine", algorithm="brute").fit(bank, data.train.labels)
+    assert result["accuracy_by_k"]["1"]["top1"] == pytest.approx(100 * one.score(queries, truth))
+    assert (where.out / "knn.png").stat().st_size > 1000
+
+
+def test_more_neighbours_than_images_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = LabelledData(source(40, 0, 3), source(20, 1, 3), "patterns")
+    where = Context(context(tmp_path / "knn").out, torch.device("cpu"), Screen())
+    figures = KNN().run(SUBJECT, data, where)
+    assert figures["k"] == 40
+    assert figures["top5"] == 100
+    printed = capsys.readouterr().out
+    assert "k" in printed
+    assert "40" in printed
+    assert "0.1" in printed
+
+
+def test_bad_labels(tmp_path: Path) -> None:
+    train, test = source(40, 0, 3), source(20, 1, 5)
+    with pytest.raises(UserError, match="2 classes of the test split have no training image"):
+        KNN().run(SUBJECT, LabelledData(train, test, "patterns"), context(tmp_path))
+    test.labels = None
+    with pytest.raises(UserError, match="20 of 20 test images of patterns have no label"):
+        KNN().run(SUBJECT, LabelledData(train, test, "patterns"), context(tmp_path))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_agrees_with_cpu(tmp_path: Path) -> None:
+    data = LabelledData(source(300, 0), source(100, 1), "patterns")
+    on_cpu, on_gpu = (KNN(k=20).run(SUBJECT, data, context(tmp_path / d / "knn", d)) for d in ("cpu", "cuda"))
+    assert on_gpu == pytest.approx(on_cpu, abs=1.01)
