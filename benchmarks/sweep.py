@@ -1,6 +1,6 @@
 """Run several settings beside each other on one machine and print a table: how defaults are chosen.
 
-    python benchmarks/sweep.py OUT RECIPE --jobs 8 -- "method.momentum=0.9" "method.momentum=0.99 data.batch=128"
+python benchmarks/sweep.py OUT RECIPE --jobs 8 -- "method.momentum=0.9" "method.momentum=0.99 data.batch=128"
 """
 
 from __future__ import annotations

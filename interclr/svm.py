@@ -21,12 +21,11 @@ from sklearn.svm import LinearSVC
 Reals = NDArray[np.floating[Any]]
 Signs = NDArray[np.int8]  # 1 positive, −1 negative, 0 left out (VOC's "difficult", or not drawn)
 Rule = Literal["area", "11-point", "step"]
-RECALLS = np.arange(11) / 10
-# The public VOC07 benchmark's: powers of ten, and 2^-4 … 2^-19 which its scripts always add. OpenSelfSup, from whose
-# authors InterCLR comes, gives it these three powers; the smaller ones only repeat what 2^-19 finds.
+# The public VOC07 scripts always add 2^-4 … 2^-19 to the costs they are given. Which they are given varies: 1, 10, 100
+# in scripts that descend from them (ours), 10^-7 … 10^2 as the default of the original low-shot test.
 COSTS = (*(0.5**power for power in range(19, 3, -1)), 1.0, 10.0, 100.0)
 # The public benchmark solves the dual. Both problems have the same solution, but with many images per feature the dual
-# needs thousands of passes where costs are high, and stops short of it; VOC07 has 2.4 images per feature of a ResNet-50.
+# needs thousands of passes at high costs, and stops short of it. VOC07 has 2.4 images per feature of a ResNet-50.
 PRIMAL_FROM = 4  # images per feature
 SERIAL_BELOW = 20_000_000  # images · features · fits that one core does sooner than workers start
 

@@ -13,7 +13,7 @@ from tiny_runs import INTER, MOCO, TINY, final_state, write_images
 from interclr import cli
 from interclr.config import load_settings, recipe_names, settings_from
 from interclr.data.packed_store import is_packed
-from interclr.engine import Run
+from interclr.run.folder import Run
 
 
 class Result:

@@ -29,9 +29,11 @@ class Heads:
 
     Heads of a stage share their input, so its product with all their weights is one matrix product; and since the loss
     is the sum of independent losses, its gradient is written down here: no graph, a few kernels a step. Weights start
-    at zero: the problem is convex. With ``batch_norm`` the features pass a BatchNorm1d without scale and shift first.
-    Its statistics are those of all batches so far, in training too: frozen features do not drift, so they settle on the
-    training set's, and there is no gap between the noisy statistics of a batch and those used for measuring.
+    at zero: the problem is convex. Biases do not decay, so that the optimum is logistic regression's.
+
+    With ``batch_norm`` the features pass a BatchNorm1d without scale and shift first. Its statistics are those of all
+    batches so far, in training too: frozen features do not drift, so they settle on the training set's, and there is no
+    gap between the noisy statistics of a batch and those used for measuring.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Heads:
             torch.mm(features[:, part].T, slope[stage], out=self._gradient[part])
         self._gradient.add_(self.weight, alpha=self.decay)
         self.velocity.mul_(MOMENTUM).add_(self._gradient)
-        self.bias_velocity.mul_(MOMENTUM).add_(slope.sum(1, keepdim=True).add_(self.bias, alpha=self.decay))
+        self.bias_velocity.mul_(MOMENTUM).add_(slope.sum(1, keepdim=True))
         for stage, part in enumerate(self.parts):
             self.weight[part].addcmul_(self.velocity[part], self._row_rates[stage], value=-factor)
         self.bias.addcmul_(self.bias_velocity, self._row_rates[:, None], value=-factor)

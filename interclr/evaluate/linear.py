@@ -58,8 +58,9 @@ PRESETS = {
     "imagenet": Plan(100, (0.01,), (30, 60, 90), batch_norm=False, augment=True),
     "places205": Plan(14, (0.01,), (3.5, 7, 10.5), batch_norm=False, augment=True),
     "cifar": Plan(100, SWEEP, None, batch_norm=True, augment=False),
-    # Under 20,000 images: fewer numbers to fit, and quick on a CPU.
-    "small": Plan(30, SWEEP, None, batch_norm=True, augment=False, dims=2048, batch=128),
+    # Under 20,000 images about 9,000 numbers a stage would let noise be learnt by heart: with 4,096 training images a
+    # stage that has 53 % with 2,048 numbers has 60 % with 512. It is also quick on a CPU.
+    "small": Plan(30, (0.01, 0.03, 0.1, 0.3), None, True, False, dims=512, batch=128, weight_decay=1e-3),
 }
 SMALL = 20_000
 
@@ -138,7 +139,7 @@ class Linear(Evaluation):
             stage: {
                 "top1": float(test.top1[i, choice[i]]),
                 "top5": float(test.top5[i, choice[i]]),
-                "learning_rate": float(heads.rates[i, 0]),
+                "learning_rate": round(float(heads.rates[i, 0]), 8),  # single precision
                 "dims": part.stop - part.start,
                 "pooled": list(stages.shapes[stage]),
             }

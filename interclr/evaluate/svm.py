@@ -24,10 +24,11 @@ NAMED_BARS = 40  # classes whose names fit under their bars
 class SVM(Evaluation):
     """Goyal et al. 2019: L2-normalised features, positives weigh double, the cost of each class by 3-fold AP.
 
-    ``mAP`` is the mean area under the interpolated precision-recall curve, which is what the public benchmark and
-    therefore the paper report; ``mAP_11point`` is VOC07's own rule. With one label per image ``top1`` compares the
-    SVMs' decision values, which are not calibrated to each other. A class without a test image has no AP and is left
-    out of the mean; one with a single training image cannot be cross-validated and takes the cost nearest to 1.
+    ``mAP`` is the mean area under the interpolated precision-recall curve, which is what the public benchmark computes
+    (the paper follows it without naming a rule); ``mAP_11point`` is VOC07's own rule. With one label per image
+    ``top1`` compares the SVMs' decision values, which are not calibrated to each other. A class without a test image
+    has no AP and is left out of the mean; one with a single training image cannot be cross-validated and takes the
+    cost nearest to 1.
 
     Difficult images are left out of training and testing. The public scripts train on them as negatives and leave
     them out of the test alone: ``difficult="negative"``.

@@ -83,7 +83,7 @@ def test_no_labels_no_knn(tmp_path: Path) -> None:
 
 def test_unknown_labels_are_neither_in_the_bank_nor_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def source(split: str) -> ArraySource:
-        pixels = open_source("synthetic:12", split).pixels
+        pixels = open_source("synthetic:12").pixels
         return ArraySource(pixels, torch.tensor([-1, 0, 1, 2] * 3), name=split)
 
     monkeypatch.setattr(dataset, "open_source", lambda spec, split, *rest: source(split))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torchvision.models.resnet import resnet18
-from voc_tree import COLOURS, HEIGHT, WIDTH, write_annotation, write_year
+from box_tree import COLOURS, HEIGHT, WIDTH, write_annotation, write_year
 
 from interclr.evaluate import detection
 from interclr.evaluate.average_precision import Found, coco_rules, summary, voc_rules

@@ -99,7 +99,8 @@ def test_heads_are_sgd_of_torch(batch_norm: bool) -> None:
         for module, rate in zip(row, row_rates, strict=True):
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
-            optimisers.append(torch.optim.SGD(module.parameters(), rate, 0.9, weight_decay=0.01))
+            groups = [{"params": [module.weight], "weight_decay": 0.01}, {"params": [module.bias]}]
+            optimisers.append(torch.optim.SGD(groups, rate, 0.9))
     for number, (features, label) in enumerate(batches):
         losses = heads.step(features, label, number, 1.0)
         if batch_norm:  # the statistics of all batches so far
