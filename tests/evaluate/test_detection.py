@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torchvision.models.resnet import resnet18
 from box_tree import COLOURS, HEIGHT, WIDTH, write_annotation, write_year
+from torchvision.models.resnet import resnet18
 
 from interclr.evaluate import detection
 from interclr.evaluate.average_precision import Found, coco_rules, summary, voc_rules
