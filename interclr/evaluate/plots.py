@@ -27,14 +27,18 @@ STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def figure(path: Path, columns: int = 1, width: float = 6.4, height: float = 4.2) -> Iterator[list[Axes]]:
-    """Draw on ``columns`` axes side by side; ``path`` without its suffix becomes a ``.png`` and a ``.svg``.
+def figure(
+    path: Path, columns: int = 1, width: float = 6.4, height: float = 4.2, rows: int = 1
+) -> Iterator[list[Axes]]:
+    """Draw on ``columns`` axes side by side, in ``rows`` rows, each ``width`` by ``height`` inches.
+
+    ``path`` without its suffix becomes a ``.png`` and a ``.svg``.
 
     No pyplot, so there is no global state, nothing to close, and threads do not meet.
     """
     with matplotlib.rc_context(STYLE):
-        drawn = Figure(figsize=(width * columns, height), layout="constrained")
+        drawn = Figure(figsize=(width * columns, height * rows), layout="constrained")
         FigureCanvasAgg(drawn)
-        yield list(drawn.subplots(1, columns, squeeze=False)[0])
+        yield list(drawn.subplots(rows, columns, squeeze=False).flat)
         drawn.savefig(path.with_suffix(".png"), dpi=150)
         drawn.savefig(path.with_suffix(".svg"), metadata={"Date": None})

@@ -171,7 +171,9 @@ def test_sigterm_to_the_command_line(tmp_path: Path) -> None:
     words = [f"data.source={json.dumps('synthetic:64')}", "data.batch=16", "model.width=8", "schedule.epochs=400"]
     words += ["method.queue=32", "engine.device=cpu", "monitor.every_epochs=0", "checkpoint.every_epochs=400"]
     command = [sys.executable, "-m", "interclr.cli", "pretrain", *words, "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Sums depend on the number of threads in their last bits; this process has one.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not any("loss" in line for line in lines_of(tmp_path / "run")):

@@ -1,0 +1,78 @@
+"""Write docs/embedded.md from results/embedded/runs.json: the ten recipes on the embedded synthetic set.
+
+    python benchmarks/sweep.py OUT synthetic-mocov2,synthetic-mocov2-interclr,… --jobs 6 \\
+        --common "monitor.every_epochs=0 engine.precision=fp32" seed=0 seed=1 seed=2
+    cp OUT/sweep.json results/embedded/runs.json && python benchmarks/embedded_table.py
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = ROOT / "results" / "embedded" / "runs.json"
+PAGE = ROOT / "docs" / "embedded.md"
+
+
+def spread(values: list[float], form: str) -> str:
+    if not values:
+        return "–"
+    return f"{statistics.mean(values):{form}} ± {statistics.stdev(values):{form}}"
+
+
+def main() -> None:
+    runs: list[dict[str, Any]] = json.loads(RUNS.read_text())
+    recipes = list(dict.fromkeys(run["recipe"] for run in runs))
+    first = runs[0]
+    seeds = sorted({run["seed"] for run in runs})
+    lines = [
+        "# The ten recipes on the embedded synthetic set",
+        "",
+        "Written by `benchmarks/embedded_table.py` from `results/embedded/runs.json`; the commands are in that script.",
+        f"{first['images']:,} training images, seeds {', '.join(map(str, seeds))}; mean ± standard deviation. k-NN with",
+        f"k={first['knn_k']}, T={first['knn_temperature']} on {first['images'] // 4:,} test images, last epoch.",
+        f"Machine: {first['machine']}, torch {first['torch']}; time is that of a run with five others beside it.",
+        "",
+        "| recipe | epochs | k-NN before | k-NN after | purity of its clusters | effective rank | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    gains: list[str] = []
+    after: dict[str, list[float]] = {}
+    for recipe in recipes:
+        mine = [run for run in runs if run["recipe"] == recipe]
+        after[recipe] = [run["knn"] for run in mine]
+        cells = [
+            recipe,
+            str(mine[0]["epochs"]),
+            spread([run["knn_before"] for run in mine], ".1f"),
+            spread(after[recipe], ".1f"),
+            spread([run["purity"] for run in mine if "purity" in run], ".2f"),
+            spread([run["rank_me"] for run in mine], ".1f"),
+            spread([run["seconds"] for run in mine], ".0f"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    for recipe in recipes:
+        if f"{recipe}-interclr" in after:
+            difference = [b - a for a, b in zip(after[recipe], after[f"{recipe}-interclr"], strict=True)]
+            gains.append(f"| {recipe} | {spread(difference, '+.1f').replace('± +', '± ')} |")
+    lines += [
+        "",
+        "With the inter branch minus without, same seeds:",
+        "",
+        "| recipe | k-NN points |",
+        "|---|---|",
+        *gains,
+        "",
+        "**The inter branch does not help here.** These are 16-epoch runs on 4,096 drawn images: the clusters of a network",
+        "that has hardly learnt are noise for most of such a run, and the set's classes are not those of photographs. The",
+        "table shows that all ten recipes train and how they behave, not which is better; the settings of the plain recipes",
+        "were tuned on this set (k-NN on its test split), those of the inter branch are the paper's with `auto` sizes.",
+    ]
+    PAGE.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""One self-contained HTML page per run: curves, a map of the embedding, clusters, neighbours, negatives, odd images."""
+
+from interclr.report.write import report
+
+__all__ = ["report"]

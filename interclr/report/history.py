@@ -1,0 +1,133 @@
+"""What a run has logged, as headline figures and curves."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from interclr.config import Settings
+from interclr.run import checkpoint
+
+MOST = 600  # points of one curve
+Records = list[dict[str, Any]]
+
+# title, unit, what it tells, the logged names with what to call them
+CURVES: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+    ("Loss", "", "what is minimised", {"loss": "total", "intra_loss": "intra", "inter_loss": "inter"}),
+    ("k-NN accuracy", "%", "higher is better", {"knn": "k-NN"}),
+    ("Learning rate", "", "", {"lr": "learning rate"}),
+    ("Effective rank", "", "RankMe; near 1 is collapse", {"rank_me": "rank"}),
+    ("Uniformity", "", "0 is collapse, about −4 is spread out", {"uniformity": "uniformity"}),
+    (
+        "Cluster sizes",
+        "images",
+        "",
+        {"cluster_max": "largest", "cluster_median": "median", "cluster_min": "smallest"},
+    ),
+    (
+        "Clusters",
+        "",
+        "shares from 0 to 1",
+        {"cluster_entropy": "entropy", "purity": "purity", "nmi": "NMI", "labels_changed": "labels changed"},
+    ),
+)
+
+
+def curves(records: Records) -> list[dict[str, Any]]:
+    """Every curve of which something has been logged; x is the epoch."""
+    found = []
+    start = next((record for record in records if record.get("event") == "start"), {})
+    for title, unit, note, names in CURVES:
+        series = []
+        for key, name in names.items():
+            points = [(record["epoch"], record[key]) for record in records if key in record and "epoch" in record]
+            if key == "knn" and "knn_before" in start:
+                points.insert(0, (0.0, start["knn_before"]))
+            points = [(x, y) for x, y in points if _finite(x) and _finite(y)]
+            if points:
+                thin = _thinned(points)
+                series.append({"name": name, "x": [_short(x) for x, _ in thin], "y": [_short(y) for _, y in thin]})
+        if series:
+            level = {"name": "raw pixels", "y": _short(start["knn_pixels"])} if title == "k-NN accuracy" else None
+            level = level if "knn_pixels" in start else None
+            found.append({"title": title, "unit": unit, "note": note, "series": series, "level": level})
+    return found
+
+
+def headline(settings: Settings, state: checkpoint.State | None, result: dict[str, Any], records: Records) -> Records:
+    """The figures people ask for first, as (label, value, detail)."""
+    latest = {key: value for record in records for key, value in record.items() if record.get("event") == "monitor"}
+    measured = (state or {}).get("measured", {})
+    figures = {key: value for key, value in {**measured, **latest, **result}.items() if _finite(value)}
+    shown: Records = []
+
+    def add(label: str, value: str, detail: str = "") -> None:
+        shown.append({"label": label, "value": value, "detail": detail})
+
+    if "knn" in figures:
+        before = f"{figures['knn_before']:.1f} % before" if "knn_before" in figures else ""
+        pixels = f"{figures['knn_pixels']:.1f} % raw pixels" if "knn_pixels" in figures else ""
+        add("k-NN accuracy", f"{figures['knn']:.1f} %", ", ".join(filter(None, (before, pixels))))
+    if "purity" in figures:
+        add("Cluster purity", f"{100 * figures['purity']:.0f} %", f"NMI {figures['nmi']:.2f}")
+    if "rank_me" in figures:
+        add("Effective rank", f"{figures['rank_me']:.1f}", f"uniformity {figures['uniformity']:.2f}")
+    if "cluster_median" in figures:
+        clusters = settings.inter.clusters if settings.inter is not None else "?"
+        sizes = f"{figures['cluster_min']:.0f} to {figures['cluster_max']:.0f} images each"
+        add("Clusters", f"{clusters}", sizes)
+    logged = [record["epoch"] for record in records if "epoch" in record]
+    epochs = settings.schedule.epochs
+    if result.get("finished"):
+        add("Epochs", f"{epochs}", f"{result['steps']:,} steps of {settings.data.batch} images")
+    else:
+        add("Epochs", f"{max(logged, default=0):.3g} of {epochs}", "unfinished")
+    seconds = result.get("seconds", (state or {}).get("seconds"))
+    if _finite(seconds):
+        add("Training time", duration(float(seconds)), str(result.get("machine", "")))
+    return shown
+
+
+def describe(settings: Settings) -> str:
+    """The run in half a line: method, branch, backbone."""
+    inter = settings.inter
+    branch = "" if inter is None or inter.intra_weight == 1 else f" with InterCLR (λ = {inter.intra_weight:g})"
+    return f"{settings.method.name}{branch}, {settings.model.backbone}"
+
+
+def commands(folder: Path, result: dict[str, Any]) -> Records:
+    """How to make this run again: from the settings as they were carried out, and as it was typed."""
+    again = shlex.join(["interclr", "pretrain", str(folder / "resolved.yaml"), "--out", f"{folder}-again"])
+    shown = [{"label": "Repeat this run exactly, from its resolved settings", "text": again}]
+    if result.get("command"):
+        shown.append({"label": "As it was started", "text": str(result["command"])})
+    return shown
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most ``MOST`` points: means of equal stretches, with the first and the last as they are."""
+    if len(points) <= MOST:
+        return list(points)
+    inner, size = points[1:-1], MOST - 2
+    parts = [inner[i * len(inner) // size : (i + 1) * len(inner) // size] for i in range(size)]
+    means = [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+    return [points[0], *means, points[-1]]
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

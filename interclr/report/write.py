@@ -1,0 +1,47 @@
+"""``report``: collect what a run shows and write it as one page that needs nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from interclr.report.collect import collect
+from interclr.report.page import render
+from interclr.run.folder import write_text
+from interclr.screen import Screen
+from interclr.types import UserError
+
+POINTS = 5_000  # images on the map
+MOST_POINTS = 20_000
+CPU = torch.device("cpu")
+
+
+def report(
+    run_folder: str | Path,
+    *,
+    screen: Screen,
+    out: str | Path | None = None,
+    device: torch.device = CPU,
+    points: int = POINTS,
+) -> Path:
+    """Write ``report.html`` of a run, into its folder unless ``out`` names a file or folder. Returns its path.
+
+    ``points`` is the number of images embedded for the map and everything that compares images; a larger set is
+    sampled. An unfinished run is shown as its latest checkpoint has it. The same run gives the same bytes.
+    """
+    folder = Path(run_folder)
+    if not (folder / "resolved.yaml").is_file():
+        raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
+    if not 2 <= points <= MOST_POINTS:
+        raise UserError(f"--points {points}: from 2 to {MOST_POINTS:,} images can be shown")
+    target = Path(out) if out is not None else folder
+    target = target / "report.html" if target.is_dir() else target
+    page = render(collect(folder, points, device, screen))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {target.parent}: {error.strerror or error}; choose another --out") from error
+    write_text(target, page)
+    screen.say(f"report: {target} ({len(page) / 1e6:.1f} MB)")
+    return target

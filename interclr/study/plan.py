@@ -1,0 +1,144 @@
+"""From a study to the settings of every cell and seed: what will be trained, and the name under which it is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+from interclr.config import Settings, load_recipe, merge, parse_override, settings_from
+from interclr.engine.build import choose_device
+from interclr.engine.dataset import Facts, median_side, open_training_source
+from interclr.engine.settle import settle
+from interclr.study.schema import CellConfig, Study
+from interclr.types import UserError
+
+AUTO = "auto"
+LEAST = {"inter.clusters": 2}
+# How a run is carried out or watched, not what it computes: a cell stays the same cell.
+NOT_HASHED = ("data.root", "data.workers", "data.resident", "engine.loggers", "engine.log_every", "checkpoint.keep")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One training run of a study."""
+
+    name: str
+    seed: int
+    settings: Settings
+    x: float | None = None
+    overrides: tuple[str, ...] = ()  # over the recipe, whole: what ``interclr pretrain`` would be given
+    key: str = field(default="")  # hash of the settings: the folder under ``cells/``
+
+
+@dataclass(slots=True)
+class _Base:
+    """The recipe with the user's overrides; settled, which means opening the data, only where a multiple needs it."""
+
+    settings: Settings
+    _settled: tuple[dict[str, Any], int] | None = None
+
+    def value(self, key: str, factor: float) -> Any:
+        base = _get(self.settings.model_dump(mode="json"), key)
+        if base is None or (base == AUTO and factor == 1):
+            return AUTO
+        if base == AUTO:
+            tree, images = self._settle()
+            base = _get(tree, key)
+            most = _most(key, tree, images)
+        else:
+            most = None
+        if isinstance(base, bool) or not isinstance(base, int | float):
+            raise UserError(f"relative: {key} is {base!r} in the recipe, which has no multiples")
+        if isinstance(base, float):
+            return base * factor
+        value = max(LEAST.get(key, 1), round(base * factor))
+        return value if most is None else min(value, most)
+
+    def _settle(self) -> tuple[dict[str, Any], int]:
+        if self._settled is None:
+            data = self.settings.data
+            source = open_training_source(data)
+            facts = Facts(
+                len(source) - data.hold_out, median_side(source), choose_device(self.settings.engine.device).type
+            )
+            settings = self.settings
+            if settings.inter is None:
+                settings = settings_from(merge(settings.model_dump(mode="json"), {"inter": {}}))
+            self._settled = settle(settings, facts)[0].model_dump(mode="json"), facts.images
+        return self._settled
+
+
+def plan(
+    study: Study,
+    recipe: str | None = None,
+    epochs: int | None = None,
+    seeds: Sequence[int] | None = None,
+    data: str | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Cell]:
+    """Every (cell, seed) with checked settings, seeds of a cell together.
+
+    The recipe, then the study's overrides, then the cell's, then the user's; a user cannot set what the cells vary.
+    """
+    chosen = recipe or study.recipe
+    given = [f"data.source={json.dumps(data)}"] * (data is not None)
+    given += [f"schedule.epochs={epochs}"] * (epochs is not None)
+    given += overrides
+    tree = load_recipe(chosen)
+    base = _Base(settings_from(_apply(tree, given)))
+    cells = []
+    for cell in study.cells:
+        _check_free(cell, given)
+        multiples = {key: base.value(key, factor) for key, factor in (study.relative | cell.relative).items()}
+        every = (*study.overrides, *cell.overrides, *given, *(f"{key}={value}" for key, value in multiples.items()))
+        x = cell.x
+        if x is None and len(cell.relative) == 1:
+            value = multiples[next(iter(cell.relative))]
+            x = base._settle()[0] and float(_get(base._settle()[0], next(iter(cell.relative)))) if value == AUTO else value
+        for seed in study.seeds if seeds is None else seeds:
+            try:
+                settings = settings_from(_apply(tree, [*every, f"seed={seed}"]))
+            except UserError as error:
+                raise UserError(f"cell {cell.name!r}: {error}") from error
+            cells.append(Cell(cell.name, seed, settings, x, (*every, f"seed={seed}"), key_of(settings)))
+    return cells
+
+
+def key_of(settings: Settings) -> str:
+    """Equal for runs that compute the same. Of the device only the kind counts: what ``auto`` becomes depends on it."""
+    tree = settings.model_dump(mode="json")
+    for path in NOT_HASHED:
+        section, _, name = path.partition(".")
+        tree[section].pop(name, None)
+    tree["engine"]["device"] = choose_device(settings.engine.device).type
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _apply(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    return reduce(lambda so_far, text: merge(so_far, parse_override(text)), overrides, tree)
+
+
+def _check_free(cell: CellConfig, given: Sequence[str]) -> None:
+    varied = {text.partition("=")[0] for text in cell.overrides}
+    for key in (text.partition("=")[0] for text in given):
+        if key in varied or any(own.startswith(f"{key}.") for own in varied):
+            raise UserError(f"{key} is what this study varies: leave it out, or write a study of your own")
+
+
+def _get(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+def _most(key: str, tree: dict[str, Any], images: int) -> int | None:
+    """A multiple beyond what the data hold would not be what is used, and the axis would lie."""
+    if key == "inter.clusters":
+        return max(2, images // 2)
+    if key == "inter.sampler.negatives":
+        return max(1, int(images * float(_get(tree, "inter.sampler.pool_fraction") or 1.0)))
+    return images if key == "method.negatives" else None
