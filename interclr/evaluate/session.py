@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from interclr.config import explain, parse_override
 from interclr.data.builtin import open_source
@@ -18,7 +18,7 @@ from interclr.data.packed import is_packed
 from interclr.data.source import Source
 from interclr.data.subset import Subset
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, write_json
-from interclr.evaluate.paper import PAPER
+from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
 from interclr.evaluate.subject import open_subject
 from interclr.run import checkpoint
 from interclr.run.folder import Run
@@ -75,6 +75,8 @@ def evaluate(
                 raise
             passed_over[name] = str(error)
             screen.warn(f"{name}: {error}")
+            if not any(place.iterdir()):
+                place.rmdir()
             continue
         summary = {
             "protocol": name,
@@ -86,9 +88,18 @@ def evaluate(
             "seconds": round(time.monotonic() - started, 2),
         }
         write_json(place / "summary.json", summary)
+        _predictions_as_json(place)
     if len(names) > 1:
         _table_of_all(results, passed_over, subject, out, screen)
     return results
+
+
+def _predictions_as_json(place: Path) -> None:
+    """Predicted and true classes beside the tensors they come from, for readers without safetensors."""
+    tensors = place / "predictions.safetensors"
+    if tensors.exists():
+        whole = {name: value for name, value in load_file(tensors).items() if not value.is_floating_point()}
+        write_json(place / "predictions.json", {name: value.tolist() for name, value in whole.items()})
 
 
 def _settings(protocol: type[Evaluation], overrides: list[str]) -> Evaluation:
@@ -164,16 +175,19 @@ def _own_clusters(folder: Path, settings: Evaluation, images: int, place: Path) 
 def _table_of_all(
     results: dict[str, dict[str, float]], passed_over: dict[str, str], subject: Subject, out: Path, screen: Screen
 ) -> None:
-    rows = [
-        (name, figure, f"{value:.2f}", PAPER.get((name, figure), ""))
-        for name, figures in results.items()
-        for figure, value in figures.items()
-    ]
-    header = ("protocol", "figure", "this run", "the paper's MoCov2-InterCLR, ImageNet")
-    screen.table(f"{subject.name}", rows, header)
-    lines = [f"# {subject.name}", "", f"| {' | '.join(header)} |", "|---|---|---|---|"]
+    header = ("protocol", "figure", "this run", *PAPER_METHODS)
+    rows = []
+    for name, figures in results.items():
+        for figure, paper in HEADLINES.get(name, dict.fromkeys(figures, ())).items():
+            if figure in figures:
+                beside = [f"{value:.1f}" for value in paper] or [""] * len(PAPER_METHODS)
+                rows.append((name, figure, f"{figures[figure]:.2f}", *beside))
+    screen.table(f"{subject.name} (columns after 'this run': the paper's own, ResNet-50 on ImageNet)", rows, header)
+    lines = [f"# {subject.name}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
-    lines += [f"| {name} | – | not run: {reason} | |" for name, reason in passed_over.items()]
-    lines += ["", "The last column is the paper's own result with another network on other data, for orientation only."]
+    lines += ["", *(f"Not run: {name}: {reason}" for name, reason in passed_over.items()), ""]
+    lines += [
+        "Columns after 'this run' are the paper's own results (ResNet-50, ImageNet, 200 epochs), for orientation."
+    ]
     (out / "all.md").write_text("\n".join(lines) + "\n")
     write_json(out / "all.json", {"subject": subject.name, "figures": results, "not run": passed_over})

@@ -1,0 +1,137 @@
+"""The command from one word to results on disk, and what it says when the word is wrong."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from interclr.config import load_settings
+from interclr.data.synthetic import generate
+from interclr.engine import pretrain
+from interclr.evaluate import PROTOCOLS, Request, evaluate, open_subject
+from interclr.run.folder import load
+from interclr.screen import Screen
+from interclr.types import UserError
+
+QUIET = Screen(quiet=True)
+TINY = ["data.source=synthetic:160", "data.batch=32", "model.width=8", "schedule.epochs=1", "engine.device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("session") / "run"
+    pretrain(load_settings("default", [*TINY, "inter.clusters=8", "inter.sampler.negatives=4"]), folder, screen=QUIET)
+    return folder
+
+
+def measure(names: list[str], subject: str, *overrides: str, **more: object) -> dict[str, dict[str, float]]:
+    return evaluate(names, PROTOCOLS, Request(subject, **more), list(overrides), QUIET)  # type: ignore[arg-type]
+
+
+def class_folder(folder: Path, images: int = 80) -> Path:
+    pixels, labels = generate(images, seed=3)
+    for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
+        (folder / f"class{label}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"class{label}" / f"{number}.png")
+    return folder
+
+
+def test_a_run_is_measured_on_its_own_data(run: Path, tmp_path: Path) -> None:
+    figures = measure(["knn"], str(run), "k=5", out=tmp_path)["knn"]
+    assert figures["k"] == 5
+    summary = json.loads((tmp_path / "knn" / "summary.json").read_text())
+    assert summary["figures"] == figures
+    assert summary["settings"]["temperature"] == 0.1
+    predictions = json.loads((tmp_path / "knn" / "predictions.json").read_text())
+    assert all(len(values) == 40 for values in predictions.values())
+    assert measure(["knn"], str(run), "k=5", out=tmp_path)["knn"] == figures  # from cached features
+
+
+def test_the_clusters_are_the_runs_own(run: Path, tmp_path: Path) -> None:
+    figures = measure(["clusters"], str(run), out=tmp_path)["clusters"]
+    kept = load_file(tmp_path / "clusters" / "assignments.safetensors")["labels"]
+    assert len(kept) == 160
+    assert figures["clusters"] == 8
+
+
+def test_all_says_what_the_data_do_not_allow(run: Path, tmp_path: Path) -> None:
+    figures = measure(["knn", "detection"], str(run), out=tmp_path)
+    assert list(figures) == ["knn"]
+    page = (tmp_path / "all.md").read_text()
+    assert "Not run: detection" in page
+    assert "boxes" in page
+    assert "the paper's own" in page
+
+
+def test_a_folder_without_a_test_split_lends_a_fifth_of_every_class(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images")
+    figures = [measure(["knn"], str(run), data=str(folder), out=tmp_path / name)["knn"] for name in ("a", "b")]
+    assert figures[0] == figures[1]
+    predictions = json.loads((tmp_path / "a" / "knn" / "predictions.json").read_text())
+    assert all(len(values) == 20 for values in predictions.values())  # 8 of every class, 2 of them tested on
+
+
+def test_images_without_labels_are_refused_by_name(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "flat"
+    folder.mkdir()
+    for number, image in enumerate(generate(4, seed=0)[0]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+    with pytest.raises(UserError, match="no label"):
+        measure(["knn"], str(run), data=str(folder), out=tmp_path / "out")
+
+
+def test_a_checkpoint_and_a_weights_file_are_the_same_network(run: Path, tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 32, 32)
+    expected = load(run)(images)
+    newest = sorted((run / "checkpoint").glob("step-*.pt"))[-1]
+    torch.testing.assert_close(open_subject(str(newest)).backbone(images), expected)
+    reference = open_subject("torchvision/resnet18").backbone
+    state = {f"module.{key}": value for key, value in reference.network.state_dict().items()}
+    save_file(state, tmp_path / "weights.safetensors")
+    torch.save(state, tmp_path / "weights.pth")
+    for name in ("weights.safetensors", "weights.pth"):
+        opened = open_subject(str(tmp_path / name), backbone="resnet18")
+        torch.testing.assert_close(opened.backbone(images), reference(images))
+    with pytest.raises(UserError, match="--backbone"):
+        open_subject(str(tmp_path / "weights.pth"), backbone="resnet50")
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("ran-code"),))
+
+
+def test_weights_never_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evil.pth").write_bytes(pickle.dumps({"a": Evil()}))
+    torch.save({"a": Evil()}, "evil2.pth")
+    for name in ("evil.pth", "evil2.pth"):
+        with pytest.raises(UserError):
+            open_subject(name)
+    assert not Path("ran-code").exists()
+
+
+@pytest.mark.parametrize(
+    ("subject", "said"),
+    [
+        ("nowhere", "no run or weights file"),
+        ("torchvision/resnet18@NONE", "IMAGENET1K_V1"),
+        ("torchvision/resnet999", "unknown"),
+    ],
+)
+def test_a_wrong_word_is_explained(subject: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        open_subject(subject)
+
+
+def test_a_wrong_setting_names_the_key(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^temprature: unknown key; did you mean temperature"):
+        measure(["knn"], str(run), "temprature=1", out=tmp_path)
+    with pytest.raises(UserError, match="--data"):
+        measure(["knn"], "torchvision/resnet18", out=tmp_path)
