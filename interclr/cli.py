@@ -114,18 +114,25 @@ def embed(
     split: Annotated[str, typer.Option(help="train or test")] = "train",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
-    """Write the features of every image, in the order of their names beside it (.txt)."""
+    """Write the features of every image, in the order of their names beside it (.txt); NaN where unreadable."""
     from safetensors.torch import save_file
 
     from interclr.data.builtin import open_source
+    from interclr.data.loader import Unreadable
+    from interclr.data.views import largest_side
     from interclr.engine.build import choose_device
     from interclr.evaluate.base import Context, embed_source
     from interclr.evaluate.subject import open_subject
     from interclr.screen import Screen
 
-    source, chosen = open_source(data, split), choose_device(device)
-    features = embed_source(open_subject(subject), source, Context(out.parent, chosen, Screen(console)))
-    tensors = {"features": features.cpu().contiguous()}
+    opened, unreadable = open_subject(subject), Unreadable()
+    source = open_source(data, split, max_side=largest_side(opened.image_size))
+    context = Context(out.parent, choose_device(device), Screen(console))
+    features = embed_source(opened, source, context, unreadable).cpu().contiguous()
+    for row in range(len(source)) if unreadable.reasons else ():
+        if source.name_of(row) in unreadable.reasons:
+            features[row] = float("nan")
+    tensors = {"features": features}
     if source.labels is not None:
         tensors["labels"] = source.labels.contiguous()
     save_file(tensors, out)

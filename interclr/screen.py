@@ -97,6 +97,8 @@ class TrainingBar:
             f"loss {record['loss']:.3f}  lr {record['lr']:.2e}  {record['images_per_second']:,.0f} img/s  "
             f"wait {100 * record['data_wait']:.0f} %"
         )
+        if "labels_changed" in record:
+            figures += f"  relabelled {100 * record['labels_changed']:.0f} %"
         if self.progress is not None:
             self.progress.update(self.task, epoch=epoch, figures=figures)
         elif time.monotonic() - self.last > LINE_EVERY:

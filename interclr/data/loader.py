@@ -238,11 +238,17 @@ def _read(source: Source, row: int) -> Tensor | UnreadableImage:
         return failure
 
 
-def in_order(images: Canvas | Source, device: torch.device, batch: int, workers: int | None = None) -> Iterator[Images]:
+def in_order(
+    images: Canvas | Source,
+    device: torch.device,
+    batch: int,
+    workers: int | None = None,
+    unreadable: Unreadable | None = None,
+) -> Iterator[Images]:
     """Every image once, in index order: to embed a whole set.
 
-    An unreadable image is shown as the next one's pixels, and where a whole batch is unreadable as black: they are
-    named when training meets them, and one broken folder does not end a run.
+    An unreadable image is shown as the next one's pixels, and where a whole batch is unreadable as black, so that one
+    broken folder does not end a run; ``unreadable`` collects their names.
     """
     parts = torch.arange(len(images)).split(batch)
     if isinstance(images, Canvas):
@@ -256,7 +262,9 @@ def in_order(images: Canvas | Source, device: torch.device, batch: int, workers:
         num_workers=default_workers() if workers is None else workers,
         pin_memory=device.type == "cuda",
     )
-    for part, (_, pixels, size, _, _) in zip(parts, loader, strict=True):
+    for part, (_, pixels, size, _, failures) in zip(parts, loader, strict=True):
+        if unreadable is not None:
+            unreadable.add([UnreadableImage(name, reason) for name, reason in failures])
         if pixels is None:
             pixels = torch.zeros(len(part), 3, CANVAS_STEP, CANVAS_STEP, dtype=torch.uint8)
         label = None if images.labels is None else images.labels[part]

@@ -260,6 +260,11 @@ def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float], dtype:
     return torch.stack([(plane - centre).div_(spread).to(dtype) for plane, centre, spread in planes], 1)
 
 
+def largest_side(output_size: int) -> int:
+    """How large an image is worth keeping for views of this size: 512 for 224. Larger ones are shrunk when read."""
+    return 16 * output_size // 7
+
+
 def image_sizes(images: Images) -> Tensor:
     """(B, 2) int64 heights and widths, also when every image fills its canvas."""
     if images.size is not None:

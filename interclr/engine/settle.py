@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from interclr.config import Settings, settings_from
+from interclr.data.views import largest_side
 from interclr.engine.dataset import Facts
 from interclr.labels import auto_clusters
 from interclr.types import UserError
@@ -39,7 +40,7 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     on_cpu, n = facts.device == "cpu", facts.images
     choose("data.image_size", _image_size(facts), f"images are about {facts.side} px" + (", on a CPU" * on_cpu))
     size: int = tree["data"]["image_size"]
-    choose("data.max_side", _max_side(size), "room for random crops; larger images are shrunk when read")
+    choose("data.max_side", largest_side(size), "room for random crops; larger images are shrunk when read")
     small_job = on_cpu or n < 20_000 or size < 128
     choose("model.backbone", "resnet10" if on_cpu else "resnet18" if small_job else "resnet50", _on(facts))
     choose("model.width", 32 if on_cpu and tree["model"]["backbone"] in ("resnet10", "resnet18") else 64, _on(facts))
@@ -84,10 +85,6 @@ def _image_size(facts: Facts) -> int:
     largest = CPU_LARGEST if facts.device == "cpu" else SIZES[-1]
     fitting = [side for side in SIZES if side <= facts.side]
     return min(max(fitting, default=SIZES[0]), largest)
-
-
-def _max_side(size: int) -> int:
-    return 16 * size // 7  # 512 for views of 224 px
 
 
 def _batch(images: int, on_cpu: bool) -> int:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from interclr.data.loader import in_order
+from interclr.data.loader import Unreadable, in_order
 from interclr.data.source import Source
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
@@ -104,21 +104,29 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     return features
 
 
-def embed_source(subject: Subject, source: Source, context: Context) -> Tensor:
-    """Features (N, F) of every image, centre-cropped, in order."""
+def embed_source(subject: Subject, source: Source, context: Context, unreadable: Unreadable | None = None) -> Tensor:
+    """Features (N, F) of every image, centre-cropped, in order; unreadable images are counted and named aloud.
+
+    The row of an unreadable image holds its neighbour's features; ``unreadable`` tells which rows not to trust.
+    """
+    met = Unreadable() if unreadable is None else unreadable
 
     def transform(batch: Images) -> Tensor:
         return centre_crop(batch, subject.image_size, subject.mean, subject.std)
 
     backbone = subject.backbone.to(context.device)
     with context.screen.working(f"embedding {len(source):,} images of {source.name}") as progress:
-        return embed_all(
+        features = embed_all(
             backbone,
-            in_order(source, context.device, BATCH),
+            in_order(source, context.device, BATCH, unreadable=met),
             transform,
             autocast=context.autocast,
             progress=lambda done: progress(done, len(source)),
         )
+    if met.reasons:
+        name, reason = next(iter(met.reasons.items()))
+        context.screen.warn(f"{len(met.reasons)} of {len(source)} images are unreadable, the first is {name}: {reason}")
+    return features
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,6 +17,7 @@ from interclr.data.builtin import open_source
 from interclr.data.packed import is_packed
 from interclr.data.source import Source
 from interclr.data.subset import Subset
+from interclr.data.views import largest_side
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, write_json
 from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
 from interclr.evaluate.subject import open_subject
@@ -68,7 +69,7 @@ def evaluate(
         context = Context(place, request.device, screen, request.seed, autocast)
         started = time.monotonic()
         try:
-            data, settings = _data_for(name, settings, request, place, screen)
+            data, settings = _data_for(name, settings, request, largest_side(subject.image_size), place, screen)
             results[name] = settings.run(subject, data, context)
         except UserError as error:
             if len(names) == 1:
@@ -113,7 +114,7 @@ def _settings(protocol: type[Evaluation], overrides: list[str]) -> Evaluation:
 
 
 def _data_for(
-    name: str, settings: Evaluation, request: Request, place: Path, screen: Screen
+    name: str, settings: Evaluation, request: Request, max_side: int, place: Path, screen: Screen
 ) -> tuple[LabelledData, Evaluation]:
     spec, root = request.data, request.root
     folder = Path(request.subject)
@@ -122,7 +123,7 @@ def _data_for(
         if not is_run:
             raise UserError("name the labelled images with --data: these weights are not a run that knows its own")
         spec, root = Run(folder).settings.data.source, root or Run(folder).settings.data.root
-    train = _open(spec, "train", root)
+    train = open_source(spec, "train", root, max_side)
     if name == "detection" and getattr(settings, "data", None) is None:
         if train.labels is not None:
             raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
@@ -131,18 +132,14 @@ def _data_for(
         return LabelledData(train, train, spec), settings  # these read their annotations themselves
     if name == "clusters" and is_run and request.data is None:
         settings = _own_clusters(folder, settings, len(train), place)
-    return LabelledData(*_split(spec, train, root, screen), name=spec), settings
+    return LabelledData(*_split(spec, train, root, max_side, screen), name=spec), settings
 
 
-def _open(spec: str, split: str, root: Path | None) -> Source:
-    return open_source(spec, split, root)
-
-
-def _split(spec: str, train: Source, root: Path | None, screen: Screen) -> tuple[Source, Source]:
+def _split(spec: str, train: Source, root: Path | None, max_side: int, screen: Screen) -> tuple[Source, Source]:
     """The set's own test split; without one a fifth of every class, fixed for all time and said aloud."""
     if not Path(spec).is_file() and not is_packed(Path(spec)):
         try:
-            return train, _open(spec, "test", root)
+            return train, open_source(spec, "test", root, max_side)
         except UserError:
             if not Path(spec).is_dir():
                 raise

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from report_runs import (
+    HOSTILE_CLASS,
+    HOSTILE_NAMES,
+    content_of,
+    hostile_folder,
+    inter_run,
+    made,
+    numbers,
+    picture_folder,
+    unit,
+)
+from report_runs import picture as opened
+from tiny_runs import Heard, tiny, train, write_images
+
+from interclr.bank import MemoryBank
+from interclr.report import findings, report
+from interclr.report.embedding_map import flatten, principal
+from interclr.report.history import MOST, curves
+from interclr.report.page import render, to_json
+from interclr.report.thumbnails import SHEETS_BUDGET, sheets, square
+from interclr.screen import Screen
+from interclr.types import UserError
+
+QUIET = Screen(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return inter_run(tmp_path_factory.mktemp("finished") / "run")
+
+
+# Whole reports.
+
+
+def test_a_report_of_a_finished_run_has_everything(finished: Path) -> None:
+    content = made(finished)
+    assert content["title"] == "MoCo v2 + InterCLR on synthetic train"
+    assert {"k-NN accuracy", "Cluster purity", "Effective rank", "Clusters", "Epochs", "Training time"} == {
+        figure["label"] for figure in content["figures"]
+    }
+    titles = [curve["title"] for curve in content["curves"]]
+    assert titles[:3] == ["Loss", "k-NN accuracy", "Learning rate"]
+    assert {"Cluster sizes", "Cluster balance", "Effective rank", "Uniformity"} <= set(titles)
+    images = content["images"]
+    assert images["ownClusters"]
+    assert images["count"] == images["total"] == 64
+    assert list(images["clusters"]["orders"]) == ["Largest", "Smallest", "Purest", "Most mixed"]
+    assert set(images["negatives"]["false"]) == {"Hard", "Semi-hard", "Random", "Semi-easy"}
+    assert numbers(images["map"]["position"], "<f4").reshape(-1, 2).shape == (64, 2)
+    assert np.abs(numbers(images["map"]["position"], "<f4")).max() <= 1.0001
+    assert opened(images["thumbnails"]["sheets"][0]).width == 50 * images["thumbnails"]["side"]
+    assert content["notes"] == []
+    assert content["commands"][0]["text"] == (f"interclr pretrain {finished}/resolved.yaml --out {finished}-again")
+
+
+def test_the_clusters_shown_are_those_of_the_checkpoint(finished: Path) -> None:
+    from tiny_runs import final_state
+
+    images = made(finished)["images"]
+    state = final_state(finished)["learner"]
+    assert numbers(images["cluster"], "<i4").tolist() == state["bank.labels"].tolist()
+    for cluster, entry in images["clusters"]["shown"].items():
+        assert entry["size"] == int(state["bank.counts"][int(cluster)])
+
+
+def test_the_same_run_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:
+    pages = [report(finished, screen=QUIET, out=tmp_path / name).read_bytes() for name in ("a.html", "b.html")]
+    assert pages[0] == pages[1]
+
+
+def test_it_says_where_it_is_and_leaves_nothing_else(finished: Path, tmp_path: Path) -> None:
+    heard = Heard()
+    written = report(finished, screen=heard.screen, out=tmp_path)
+    assert written == tmp_path / "report.html"
+    assert str(written) in heard.text
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_large_set_is_sampled_and_its_clusters_are_not(finished: Path) -> None:
+    content = made(finished, points=20)
+    images = content["images"]
+    assert len(numbers(images["map"]["image"], "<i4")) == 20
+    assert images["total"] == 64
+    assert "20 of 64 images" in content["notes"][0]
+    assert sum(entry["size"] for entry in images["clusters"]["shown"].values()) == 64
+
+
+def test_an_unfinished_run_shows_its_latest_checkpoint(out: Path) -> None:
+    from tiny_runs import INTER
+
+    train(tiny(*INTER), out, stop_after=5)
+    content = made(out)
+    assert content["notes"] == ["This run is not finished: the page shows its checkpoint at step 5."]
+    assert content["images"]["ownClusters"]
+    assert next(f for f in content["figures"] if f["label"] == "Epochs")["value"].endswith("of 2")
+
+
+def test_a_run_without_inter_has_k_means_clusters(out: Path) -> None:
+    train(tiny("schedule.epochs=1"), out)
+    images = made(out)["images"]
+    assert not images["ownClusters"]
+    assert images["clusters"]["count"] >= 2
+    assert images["negatives"]["anchors"]
+
+
+def test_a_run_without_labels_has_nothing_that_needs_them(tmp_path: Path, out: Path) -> None:
+    write_images(tmp_path / "images", 24)
+    inter_run(out, f"data.source={tmp_path / 'images'}", "schedule.epochs=1")
+    content = made(out)
+    images = content["images"]
+    assert images["label"] is None
+    assert "false" not in images["negatives"]
+    assert list(images["clusters"]["orders"]) == ["Largest", "Smallest", "Tightest", "Loosest"]
+    assert all("purity" not in entry for entry in images["clusters"]["shown"].values())
+    assert not {"k-NN accuracy", "Cluster purity"} & {figure["label"] for figure in content["figures"]}
+    assert "k-NN accuracy" not in [curve["title"] for curve in content["curves"]]
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_a_handful_of_images(tmp_path: Path, out: Path, count: int) -> None:
+    write_images(tmp_path / "images", count)
+    train(tiny(f"data.source={tmp_path / 'images'}", "data.batch=2", "schedule.epochs=1"), out)
+    images = made(out)["images"]
+    assert images["count"] == count
+    assert images["map"]["method"] == ("PCA" if count == 2 else "t-SNE")
+    assert images["neighbours"]["k"] == count - 1
+    assert images["negatives"]["anchors"]
+
+
+def test_unreadable_images_are_left_out_as_in_training(tmp_path: Path, out: Path) -> None:
+    write_images(tmp_path / "images", 20, classes=2)
+    (tmp_path / "images" / "class0" / "broken.png").write_bytes(b"nothing")
+    inter_run(out, f"data.source={tmp_path / 'images'}", "schedule.epochs=1")
+    content = made(out)
+    assert content["images"]["ownClusters"]
+    assert content["images"]["count"] == 20
+    assert not any("broken" in name for name in content["images"]["names"])
+
+
+def test_data_that_have_changed_or_gone(tmp_path: Path, out: Path) -> None:
+    write_images(tmp_path / "images", 20, classes=2)
+    inter_run(out, f"data.source={tmp_path / 'images'}", "schedule.epochs=1")
+    Image.new("RGB", (32, 32)).save(tmp_path / "images" / "class0" / "new.png")
+    content = made(out)
+    assert not content["images"]["ownClusters"]
+    assert any("changed" in note for note in content["notes"])
+    shutil.rmtree(tmp_path / "images")
+    content = made(out)
+    assert content["images"] is None
+    assert content["curves"]
+    assert any("cannot be shown" in note for note in content["notes"])
+
+
+def test_copies_are_found(tmp_path: Path, out: Path) -> None:
+    folder = write_images(tmp_path / "images", 12)
+    shutil.copy(folder / "003.png", folder / "copy.png")
+    train(tiny(f"data.source={folder}", "data.batch=4", "schedule.epochs=1"), out)
+    images = made(out)["images"]
+    exact = images["exact"]
+    assert (exact["groups"], exact["surplus"]) == (1, 1)
+    assert sorted(images["names"][i] for i in exact["shown"][0]["images"]) == ["003.png", "copy.png"]
+    assert all(set(pair["images"]) != set(exact["shown"][0]["images"]) for pair in images["near"])
+
+
+def test_hostile_names_stay_data(tmp_path: Path, out: Path) -> None:
+    hostile_folder(tmp_path / "images")
+    train(tiny(f"data.source={tmp_path / 'images'}", "schedule.epochs=1", "data.batch=8"), out)
+    page = report(out, screen=QUIET).read_text()
+    content = content_of(page)
+    assert {f"{HOSTILE_CLASS}/{name}" for name in HOSTILE_NAMES} <= set(content["images"]["names"])
+    assert HOSTILE_CLASS in content["images"]["classes"]
+    assert "alert(1)<" not in page
+    assert HOSTILE_CLASS not in page
+    assert page.count("<script") == 2
+    assert page.isascii() or all(ord(c) != 0x2028 for c in page)
+    assert "default-src 'none'" in page
+    assert "unsafe" not in page
+
+
+def test_photographs_get_larger_pictures(tmp_path: Path, out: Path) -> None:
+    picture_folder(tmp_path / "images", [f"{i}.png" for i in range(8)], side=120)
+    train(tiny(f"data.source={tmp_path / 'images'}", "data.batch=4", "schedule.epochs=1"), out)
+    images = made(out)["images"]
+    assert images["thumbnails"]["side"] == 64
+    assert opened(images["large"]["0"]).size == (96, 96)
+
+
+@pytest.mark.parametrize(("points", "says"), [(1, "from 2 to 20,000"), (20_001, "from 2 to 20,000")])
+def test_what_cannot_be_done_is_said(finished: Path, tmp_path: Path, points: int, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        report(finished, screen=QUIET, points=points)
+    with pytest.raises(UserError, match=r"no resolved\.yaml"):
+        report(tmp_path, screen=QUIET)
+
+
+# Parts.
+
+
+def test_json_that_nothing_can_break_out_of() -> None:
+    value = {"a": "</script><!-- & \u2028 \u2029 é 图", "b": [1.5, None]}
+    text = to_json(value)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == value
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"x": math.nan})
+
+
+def test_marks_inside_the_content_are_left_alone() -> None:
+    page = render({"title": "{{style}} {{script}}"})
+    assert content_of(page)["title"] == "{{style}} {{script}}"
+
+
+def test_curves_are_thinned_and_skip_what_is_not_a_number() -> None:
+    records: list[dict[str, Any]] = [{"step": 0, "epoch": 0.0, "event": "start", "knn_before": 10.0, "knn_pixels": 5.0}]
+    records += [{"epoch": i / 100, "loss": 5 - i / 1000, "lr": 0.1} for i in range(5000)]
+    records += [{"epoch": 50.0, "loss": math.nan, "lr": 0.0}, {"epoch": 50.0, "event": "monitor", "knn": 50.0}]
+    found = {curve["title"]: curve for curve in curves(records)}
+    loss = found["Loss"]["series"][0]
+    assert len(loss["x"]) == len(loss["y"]) == MOST
+    assert (loss["x"][0], loss["y"][0], loss["x"][-1]) == (0.0, 5.0, 49.99)
+    assert found["k-NN accuracy"]["series"][0]["y"] == [10.0, 50.0]
+    assert found["k-NN accuracy"]["level"] == {"name": "raw pixels", "y": 5.0}
+    assert curves([]) == []
+
+
+def test_nearest_neighbours_never_include_the_image_itself() -> None:
+    features = torch.ones(30, 4)  # everybody is everybody's exact twin
+    cosine, nearest = findings.neighbours(features)
+    assert nearest.shape == (30, findings.NEIGHBOURS)
+    assert not (nearest == torch.arange(30)[:, None]).any()
+    features = unit([[1, 0], [1, 0.1], [0, 1]])
+    cosine, nearest = findings.neighbours(features)
+    assert nearest.tolist() == [[1, 2], [0, 2], [1, 0]]
+    assert cosine[0, 0] == pytest.approx(1 / math.sqrt(1.01), abs=1e-6)
+
+
+def test_clusters_are_ordered_and_mixed_as_counted() -> None:
+    bank = MemoryBank(6, 2, 2)
+    bank.fill(unit([[1, 0], [1, 0.1], [1, -0.1], [0, 1], [0.1, 1], [1, 1]]))
+    bank.assign(torch.tensor([0, 0, 0, 1, 1, 1]))
+    found = findings.clusters(bank, torch.tensor([7, 7, 7, 2, 2, -1]))
+    assert found["orders"]["Purest"] == [0, 1]
+    assert found["shown"]["0"]["classes"] == [[7, 1.0]]
+    assert found["shown"]["1"]["classes"] == [[2, 1.0]]
+    assert found["shown"]["1"]["size"] == 3
+    assert findings.clusters(bank, None)["orders"]["Tightest"] == [0, 1]
+
+
+def test_negatives_come_from_other_clusters_and_false_ones_are_counted() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bank = MemoryBank(60, 8, 3, generator=generator)
+    labels = torch.arange(60) % 6  # clusters are i mod 3: a label never crosses clusters
+    found = findings.negatives(bank, labels, [0, 1], 0.5)
+    assert found is not None
+    for anchor in found["anchors"]:
+        for drawn in anchor["draws"].values():
+            assert drawn
+            assert all(i % 3 != anchor["image"] % 3 for i, _ in drawn)
+            assert [c for _, c in drawn] == sorted((c for _, c in drawn), reverse=True)
+    assert set(found["false"].values()) == {0.0}
+    everything = findings.negatives(bank, torch.zeros(60, dtype=torch.int64), [0], 0.5)
+    assert everything is not None
+    assert set(everything["false"].values()) == {1.0}
+    one = MemoryBank(4, 2, 1)
+    assert findings.negatives(one, None, [0], 0.1) is None
+
+
+def test_the_map_is_repeatable_and_keeps_neighbours_together() -> None:
+    generator = np.random.default_rng(0)
+    features = np.concatenate([generator.normal(c, 0.05, (30, 5)) for c in np.eye(5)[:3]]).astype(np.float32)
+    layout, method = flatten(features, QUIET)
+    assert method == "t-SNE"
+    assert np.array_equal(layout, flatten(features, QUIET)[0])
+    groups = layout.reshape(3, 30, 2)
+    within = np.linalg.norm(groups - groups.mean(1, keepdims=True), axis=2).mean()
+    between = np.linalg.norm(groups.mean(1)[:, None] - groups.mean(1)[None], axis=2)[~np.eye(3, dtype=bool)].min()
+    assert between > 3 * within
+    assert flatten(np.ones((50, 4), np.float32), QUIET)[1] == "PCA"  # collapsed: nothing to lay out
+
+
+def test_umap_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class UMAP:
+        def __init__(self, **options: Any) -> None:
+            assert options == {"n_neighbors": 15, "random_state": 0}
+
+        def fit_transform(self, features: Any) -> Any:
+            return features[:, :2]
+
+    module = types.ModuleType("umap")
+    module.UMAP = UMAP  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "umap", module)
+    assert flatten(np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32), QUIET)[1] == "UMAP"
+
+
+def test_principal_components_are_those_of_an_svd() -> None:
+    features = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    centred = features - features.mean(0)
+    expected = np.abs(centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T)
+    assert np.allclose(np.abs(principal(features, 2)), expected, atol=1e-4)
+    assert np.allclose(np.abs(principal(features[:4], 2)).shape, (4, 2))
+
+
+def test_thumbnails_are_square_and_sheets_stay_small() -> None:
+    assert square(torch.zeros(3, 40, 90, dtype=torch.uint8), 32).size == (32, 32)
+    assert square(torch.zeros(3, 5, 7, dtype=torch.uint8), 32).size == (32, 32)
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (28, 28, 3), dtype=np.uint8))
+    packed = sheets([noise] * 20_000, 28)  # noise is the worst case
+    assert len(packed["sheets"]) == 8
+    assert sum(map(len, packed["sheets"])) <= SHEETS_BUDGET

@@ -1,0 +1,111 @@
+"""Pictures of runs: something is drawn, frames have their colours, and nothing breaks without labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+from PIL import Image
+from tiny_runs import INTER, tiny, train, write_images
+
+from interclr.study.gallery import GREEN, RED, plot_negatives, plot_retrieval
+from interclr.study.plots import plot_curves, plot_tsne
+from interclr.study.subjects import open_run
+from interclr.types import UserError
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Intra only, both, and both without labels."""
+    home = tmp_path_factory.mktemp("runs")
+    torch.set_num_threads(1)
+    short = ("schedule.epochs=1", "data.source=synthetic:96", "engine.loggers=[]")
+    train(tiny(*short), home / "intra")
+    train(tiny(*short, *INTER), home / "both")
+    bare = write_images(home / "bare", 24)
+    train(tiny(*short, *INTER, f"data.source={bare}", "data.batch=8"), home / "unlabelled")
+    return {name: home / name for name in ("intra", "both", "unlabelled")}
+
+
+def pixels(path: Path) -> np.ndarray:
+    assert path.with_suffix(".svg").stat().st_size > 1000
+    return np.asarray(Image.open(path.with_suffix(".png")).convert("RGB")).astype(int)
+
+
+def count(picture: np.ndarray, colour: str) -> int:
+    wanted = np.round(255 * np.array(to_rgb(colour)))
+    return int((abs(picture - wanted).max(2) <= 2).sum())
+
+
+def test_tsne_has_a_panel_for_each_run(runs: dict[str, Path], tmp_path: Path) -> None:
+    plot_tsne([runs["intra"], runs["both"]], tmp_path / "two.png", classes=3, images=2, views=4)
+    plot_tsne([runs["both"]], tmp_path / "one", classes=3, images=2, views=4, space="embedding")
+    two, one = pixels(tmp_path / "two"), pixels(tmp_path / "one")
+    assert two.shape[1] == pytest.approx(2 * one.shape[1], rel=0.02)
+    for colour in ("C0", "C1", "C2"):
+        assert count(two, colour) > 20
+    left, right = two[:, : two.shape[1] // 2], two[:, two.shape[1] // 2 :]
+    assert (left < 200).any()
+    assert (right < 200).any()
+
+
+def test_retrieval_frames_hits_and_misses(runs: dict[str, Path], tmp_path: Path) -> None:
+    plot_retrieval([runs["both"]], tmp_path / "one", queries=4, neighbours=6)
+    picture = pixels(tmp_path / "one")
+    assert count(picture, GREEN) > 200
+    assert count(picture, RED) > 200
+    plot_retrieval([runs["intra"], runs["both"]], tmp_path / "two", queries=4, neighbours=6, space="embedding")
+    assert pixels(tmp_path / "two").shape[0] > 1.6 * picture.shape[0]
+
+
+def test_negatives_by_strategy(runs: dict[str, Path], tmp_path: Path) -> None:
+    plot_negatives(runs["both"], tmp_path / "bank", anchors=2, negatives=8)
+    assert count(pixels(tmp_path / "bank"), RED) > 200
+    plot_negatives(runs["intra"], tmp_path / "plain", anchors=2, negatives=4)
+    assert (pixels(tmp_path / "plain") < 128).any()
+
+
+def test_without_labels_there_are_no_frames(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = runs["unlabelled"]
+    plot_retrieval([run], tmp_path / "r", queries=2, neighbours=3)
+    plot_negatives(run, tmp_path / "n", anchors=2, negatives=3)
+    plot_tsne([run], tmp_path / "t", classes=2, images=3, views=3)
+    for name in ("r", "n"):
+        picture = pixels(tmp_path / name)
+        assert (picture < 128).any()
+        assert count(picture, GREEN) < 50
+        assert count(picture, RED) < 50
+    assert (pixels(tmp_path / "t") < 128).any()
+
+
+def test_a_query_of_the_bank_does_not_find_itself(runs: dict[str, Path]) -> None:
+    subject = open_run(runs["unlabelled"])
+    assert subject.settings.data.source.endswith("bare")
+    features = subject.embed(
+        __import__("interclr.study.subjects", fromlist=["x"]).training_data(subject.settings).images
+    )
+    assert features.norm(dim=1).allclose(torch.ones(24), atol=1e-5)
+
+
+def test_curves_of_several_runs(runs: dict[str, Path], tmp_path: Path) -> None:
+    plot_curves([runs["intra"], runs["both"]], tmp_path / "all")
+    picture = pixels(tmp_path / "all")
+    assert count(picture, "C0") > 50
+    assert count(picture, "C1") > 50
+    plot_curves([runs["intra"]], tmp_path / "some", figures=["loss", "knn"])
+    assert pixels(tmp_path / "some").shape[0] < picture.shape[0]
+    with pytest.raises(UserError, match="no run has logged 'los'; there are: "):
+        plot_curves([runs["intra"]], tmp_path / "x", figures=["los"])
+
+
+def test_what_is_not_a_run_is_said(tmp_path: Path) -> None:
+    for call in (plot_tsne, plot_retrieval, plot_curves):
+        with pytest.raises(UserError, match="is not a run folder"):
+            call([tmp_path], tmp_path / "x")
+        with pytest.raises(UserError, match="name one run folder"):
+            call([], tmp_path / "x")
+    with pytest.raises(UserError, match="is not a run folder"):
+        plot_negatives(tmp_path, tmp_path / "x")
