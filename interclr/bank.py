@@ -45,6 +45,7 @@ class MemoryBank(nn.Module):
     centroids: Tensor  # (k, D) float32
     counts: Tensor  # (k,) int64
     sums: Tensor  # (k, D) int64, fixed point
+    repair_due: Tensor  # () bool: small clusters were seen when online labels last looked
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class MemoryBank(nn.Module):
         self.register_buffer("centroids", torch.zeros(clusters, dim))
         self.register_buffer("counts", torch.zeros(clusters, dtype=torch.int64))
         self.register_buffer("sums", torch.zeros(clusters, dim, dtype=torch.int64))
+        self.register_buffer("repair_due", torch.zeros((), dtype=torch.bool))
         self.rebuild()
 
     # The write path of a step.

@@ -130,7 +130,7 @@ def test_state_dict_round_trip() -> None:
     for index, features in batches(30, 4, 8, 20, seed=4):
         bank.write(index, features)
         other.write(index, features)
-    assert set(bank.state_dict()) == {"features", "labels", "centroids", "counts", "sums"}
+    assert set(bank.state_dict()) == {"features", "labels", "centroids", "counts", "sums", "repair_due"}
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in bank.state_dict().items())
 
 

@@ -42,13 +42,13 @@ def test_a_step_never_waits_for_the_host(recipe: str) -> None:
     step = TrainStep(learner, views, optimiser, plan, device, "bf16", channels_last=True, compiled=False)
     if learner.labels is not None and learner.bank is not None:
         learner.start_clusters(learner.bank.features.clone(), torch.Generator().manual_seed(0))
-    batches = list(loader.iterate(0, 8))
+    batches = list(loader.iterate(0, 16))
     for number in range(4):  # warm up: kernels load, optimiser state appears
         step(batches[number], number)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        terms = [step(batches[number], number) for number in range(4, 8)]  # step 9 would repair clusters
+        terms = [step(batches[number], number) for number in range(4, 16)]  # clusters are looked at after step 9
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(torch.isfinite(value) for named in terms for value in named.values())

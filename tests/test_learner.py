@@ -241,7 +241,7 @@ def test_each_part_of_the_state_is_kept_once() -> None:
             "mocov2": {"intra.key_encoder", "intra.queue", "intra.queue_position"},
             "byol": {"intra.target_encoder"},
         }
-        bank = {f"bank.{name}" for name in ("features", "labels", "centroids", "counts", "sums")}
+        bank = {f"bank.{name}" for name in ("features", "labels", "centroids", "counts", "sums", "repair_due")}
         assert tops == {"intra.encoder"} | bank | extra.get(method, set())
 
 

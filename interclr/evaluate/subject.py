@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -88,7 +89,8 @@ def _timm(name: str) -> Backbone:
         network = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # timm raises whatever its hub client raises
         raise UserError(f"timm/{name} cannot be made or fetched: {error}") from error
-    return Backbone(network, int(network.num_features)).eval()
+    features: Any = network.num_features
+    return Backbone(network, int(features)).eval()
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -11,16 +11,19 @@ from torch import Tensor
 from interclr.bank import MemoryBank
 from interclr.labels.base import Labels
 from interclr.labels.kmeans import nearest_centroid
-from interclr.labels.repair import repair
+from interclr.labels.repair import minimum_size, repair
 from interclr.types import Config
 
 
 class OnlineLabels(Labels):
     """Each step the batch takes the labels of its nearest centroids, and the centroids become the exact means.
 
-    Small clusters are repaired every ``repair_every`` steps (0: at the end of an epoch only): a function of the step,
-    so a resumed run repairs when the first would have. The reference recomputes centroids only every 10 steps, over
-    the whole bank; here they are exact after each step for O(B·D).
+    Every ``repair_every`` steps (0: at the end of an epoch only) it is noted whether there are small clusters, and if
+    there were some at the note before, they are repaired. The note travels to the host in the background and is read
+    one interval later, so a step waits for the host only when clusters really are repaired; what happens is a function
+    of the step and of the bank's state, so a resumed run repairs when the first would have.
+
+    The reference recomputes centroids every 10 steps, over the whole bank; here they are exact after each for O(B·D).
 
     With about as many clusters as images every cluster is small. The least size is then 1, so there is nothing to
     repair, and a step can move an image only out of a cluster that keeps another member: labels hardly change.
@@ -29,6 +32,7 @@ class OnlineLabels(Labels):
     def __init__(self, min_cluster: int | None = None, repair_every: int = 10, iterations: int = 20) -> None:
         super().__init__(iterations)
         self.min_cluster, self.repair_every = min_cluster, repair_every
+        self._note: tuple[Tensor, torch.cuda.Event] | None = None  # on its way from a GPU
 
     def initialise(self, bank: MemoryBank, features: Tensor, generator: torch.Generator | None = None) -> None:
         super().initialise(bank, features, generator)
@@ -37,8 +41,28 @@ class OnlineLabels(Labels):
     def commit(self, bank: MemoryBank, index: Tensor, features: Tensor, step: int) -> Tensor:
         changed = self.update(bank, index, features)
         if self.repair_every and (step + 1) % self.repair_every == 0:
-            repair(bank, self.min_cluster)
+            if self._repair_is_due(bank):
+                repair(bank, self.min_cluster)
+            self._note_small_clusters(bank)
         return changed
+
+    def _note_small_clusters(self, bank: MemoryBank) -> None:
+        least = minimum_size(bank.size, bank.clusters, self.min_cluster)
+        bank.repair_due.copy_((bank.counts < least).any())
+        if bank.repair_due.is_cuda:
+            host = torch.empty((), dtype=torch.bool, pin_memory=True)
+            host.copy_(bank.repair_due, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._note = (host, event)
+
+    def _repair_is_due(self, bank: MemoryBank) -> bool:
+        """What the note before says; the bank's own copy where there is none, as after a resume."""
+        if self._note is None:
+            return bool(bank.repair_due)
+        host, event = self._note
+        event.synchronize()  # recorded repair_every steps ago
+        return bool(host)
 
     def update(self, bank: MemoryBank, index: Tensor, features: Tensor) -> Tensor:
         """The step without the repair: never waits for the host, so it can be captured in a CUDA graph."""

@@ -136,7 +136,8 @@ def _timm(name: str) -> tuple[nn.Module, int]:
         network = timm.create_model(name, pretrained=False, num_classes=0)
     except RuntimeError as error:
         raise UserError(f"model.backbone=timm/{name}: {error}") from error
-    return network, int(network.num_features)
+    features: Any = network.num_features
+    return network, int(features)
 
 
 def _replace_stem(network: Any, stem: str) -> None:

@@ -91,14 +91,24 @@ def test_online_with_repair_never_empties(clusters: int) -> None:
 
 
 def test_repair_is_a_function_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    bank, online = MemoryBank(SIZE, DIM, CLUSTERS), OnlineLabels(min_cluster=4, repair_every=10)
-    monkeypatch.setattr("interclr.labels.online.repair", lambda bank, least: calls.append(least))
-    for step, (index, features) in enumerate(batches(25)):
-        online.commit(bank, index, features, step)
-        assert len(calls) == (step + 1) // 10
-    online.end_epoch(bank, 0)
-    assert calls == [4, 4, 4]
+    """Small clusters are noted every 10 steps and repaired 10 steps later; where there are none, nothing happens."""
+    for small, expected in ((True, [20, 30]), (False, [])):
+        calls: list[int] = []
+        bank, online = MemoryBank(SIZE, DIM, CLUSTERS), OnlineLabels(min_cluster=4, repair_every=10)
+        if small:  # cluster 0 keeps one member, which no batch moves
+            labels = torch.arange(SIZE) % (CLUSTERS - 1) + 1
+            labels[-1] = 0
+            bank.assign(labels)
+        monkeypatch.setattr("interclr.labels.online.repair", lambda bank, least, calls=calls: calls.append(least))
+        monkeypatch.setattr(online, "update", lambda bank, index, features: torch.zeros(()))
+        seen = []
+        for step, (index, features) in enumerate(batches(30)):
+            before = len(calls)
+            online.commit(bank, index, features, step)
+            seen += [step + 1] * (len(calls) - before)
+        assert seen == expected
+        online.end_epoch(bank, 0)
+        assert len(calls) == len(expected) + 1
 
 
 def test_resumes_from_the_state_dict() -> None:

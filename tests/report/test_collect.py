@@ -165,6 +165,18 @@ def test_data_that_have_changed_or_gone(tmp_path: Path, out: Path) -> None:
     assert any("cannot be shown" in note for note in content["notes"])
 
 
+def test_damaged_checkpoints_leave_the_backbone(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    for path in (folder / "checkpoint").iterdir():
+        path.write_bytes(b"damaged")
+    content = made(folder)
+    assert "no readable checkpoint" in content["notes"][0]
+    assert not content["images"]["ownClusters"]
+    (folder / "backbone.safetensors").unlink()
+    shutil.rmtree(folder / "checkpoint")
+    assert made(folder)["images"] is None
+
+
 def test_copies_are_found(tmp_path: Path, out: Path) -> None:
     folder = write_images(tmp_path / "images", 12)
     shutil.copy(folder / "003.png", folder / "copy.png")
@@ -193,7 +205,7 @@ def test_hostile_names_stay_data(tmp_path: Path, out: Path) -> None:
 
 def test_photographs_get_larger_pictures(tmp_path: Path, out: Path) -> None:
     picture_folder(tmp_path / "images", [f"{i}.png" for i in range(8)], side=120)
-    train(tiny(f"data.source={tmp_path / 'images'}", "data.batch=4", "schedule.epochs=1"), out)
+    train(tiny(f"data.source={tmp_path / 'images'}", "data.batch=4", "data.max_side=120", "schedule.epochs=1"), out)
     images = made(out)["images"]
     assert images["thumbnails"]["side"] == 64
     assert opened(images["large"]["0"]).size == (96, 96)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from tiny_runs import INTER, tiny, train, write_images
 
+from interclr.study import gallery
 from interclr.study.gallery import GREEN, RED, plot_negatives, plot_retrieval
 from interclr.study.plots import plot_curves, plot_tsne
-from interclr.study.subjects import open_run
+from interclr.study.subjects import open_run, training_data
 from interclr.types import UserError
 
 
@@ -81,13 +83,25 @@ def test_without_labels_there_are_no_frames(runs: dict[str, Path], tmp_path: Pat
     assert (pixels(tmp_path / "t") < 128).any()
 
 
-def test_a_query_of_the_bank_does_not_find_itself(runs: dict[str, Path]) -> None:
+def test_a_query_of_the_bank_does_not_find_itself(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captions: list[str] = []
+    real = gallery._tile
+
+    def noted(axes: Any, picture: Any, x: float, y: float, frame: str | None, text: str) -> None:
+        captions.append(text)
+        real(axes, picture, x, y, frame, text)
+
+    monkeypatch.setattr(gallery, "_tile", noted)
+    plot_retrieval([runs["unlabelled"]], tmp_path / "r", queries=3, neighbours=4)
+    assert captions.count("query") == 3
+    assert len(captions) == 3 * 5
     subject = open_run(runs["unlabelled"])
-    assert subject.settings.data.source.endswith("bare")
-    features = subject.embed(
-        __import__("interclr.study.subjects", fromlist=["x"]).training_data(subject.settings).images
-    )
-    assert features.norm(dim=1).allclose(torch.ones(24), atol=1e-5)
+    features = subject.embed(training_data(subject.settings).images)
+    nearest = (features @ features.T).fill_diagonal_(-1).amax(1)
+    shown = [float(text) for text in captions if text != "query"]
+    assert max(shown) <= float(nearest.max()) + 0.005
 
 
 def test_curves_of_several_runs(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from interclr.screen import Screen
 from interclr.study import open_studies, parse_seeds, run_study, study_names, worker
 from interclr.study.plan import key_of, plan
 from interclr.study.schema import read_study
-from interclr.study.tables import label_free, summarise
+from interclr.study.tables import label_free, spread, summarise
 from interclr.types import UserError
 
 TINY = (
@@ -128,7 +128,7 @@ def test_seeds_that_are_none(text: str) -> None:
 
 @pytest.mark.parametrize("recipe", [name for name in recipe_names() if "interclr" in name])
 def test_every_study_plans_over_every_recipe(recipe: str) -> None:
-    overrides = ["engine.device=cpu", "data.image_size=32"]
+    overrides = ["engine.device=cpu", "data.image_size=32", "data.batch=64"]
     for name in study_names():
         study = open_studies(name)[name]
         cells = plan(study, recipe, 2, (0, 5), "synthetic:200", overrides)
@@ -145,8 +145,8 @@ def test_plain_recipes_get_the_branch_too() -> None:
         open_studies("clusters")["clusters"], "synthetic-mocov2", 1, (0,), "synthetic:400", ["engine.device=cpu"]
     )
     asked = [cell.settings.inter and cell.settings.inter.clusters for cell in cells]
-    assert asked == [2, 5, 9, "auto", 37]
-    assert [cell.x for cell in cells] == [2, 5, 9, 19, 37]
+    assert asked == [2, 4, 9, "auto", 36]
+    assert [cell.x for cell in cells] == [2, 4, 9, 18, 36]
 
 
 def test_multiples_of_a_given_number_need_no_data() -> None:
@@ -155,8 +155,8 @@ def test_multiples_of_a_given_number_need_no_data() -> None:
 
 
 def test_multiples_stay_within_the_pool() -> None:
-    cells = plan(open_studies("negatives")["negatives"], None, 1, (0,), "synthetic:2000", ["engine.device=cpu"])
-    assert max(cell.x or 0 for cell in cells) == 200
+    cells = plan(open_studies("negatives")["negatives"], None, 1, (0,), "synthetic:1100", ["engine.device=cpu"])
+    assert [cell.x for cell in cells] == [2, 8, 32, 110]
 
 
 def test_the_recipes_number_of_negatives_survives_another_sampler() -> None:
@@ -242,7 +242,7 @@ def check_files(out: Path, document: dict[str, Any]) -> None:
         assert cell["summary"]["knn"]["n"] == 2
         assert cell["summary"]["knn"]["mean"] == pytest.approx(np.mean(values))
         assert cell["summary"]["knn"]["std"] == pytest.approx(np.std(values, ddof=1))
-        assert f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}" in table
+        assert spread({"mean": np.mean(values), "std": np.std(values, ddof=1)}) in table
         assert all(run["settings"]["seed"] == run["seed"] for run in cell["runs"])
         assert all([record["epoch"] for record in run["curve"]] == [0, 1] for run in cell["runs"])
     assert "The paper: both is better." in table
@@ -281,8 +281,7 @@ def test_a_failing_cell_is_recorded_and_the_rest_goes_on(
 
 def test_several_processes_give_what_one_gives(own: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    study = own.read_text().replace("seeds: [0, 1]", "seeds: [0]").replace("x: 1,", "x: 1, relative: {},")
-    own.write_text(study + "overrides: []\n")
+    own.write_text(OWN.replace("seeds: [0, 1]", "seeds: [0]"))
     one, two = small(own, out), small(own, out.parent / "two", jobs=2)
     assert two["finished"]
     for left, right in zip(one["cells"], two["cells"], strict=True):
@@ -367,6 +366,14 @@ def test_rank_correlation_against_scipy() -> None:
     assert found["uniformity"]["chooses"] == str(uniformity.argmin())
     assert found["rank_me"]["lost"] == pytest.approx(knn.max() - knn[rank.argmax()])
     assert set(found) == {"rank_me", "uniformity"}
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [(61.234, 0.44, "61.2 ± 0.4"), (9.44, 1.26, "9.44 ± 1.26"), (0.98765, None, "0.988"), (1234.5, 9.6, "1234 ± 10")],
+)
+def test_digits(mean: float, std: float | None, text: str) -> None:
+    assert spread({"mean": mean, "std": std}) == text
 
 
 def test_no_rank_where_there_is_none() -> None:
