@@ -44,6 +44,7 @@ def pretrain(
         bool, typer.Option("--resume", help="Continue the run in --out exactly where it stopped.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+    page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")] = True,
 ) -> None:
     """Pre-train a backbone. Without arguments: the default recipe on the embedded synthetic set."""
     from interclr import dist
@@ -64,7 +65,20 @@ def pretrain(
         raise UserError("several processes need one run folder: add --out DIR")
     name = recipe or ("default" if data is None else "folder")
     folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    train(load_settings(name, overrides), folder, resume=resume)
+    run = train(load_settings(name, overrides), folder, resume=resume)
+    if page and run.finished and dist.is_main():
+        try:
+            _write_report(run.folder, run.settings.engine.device)
+        except UserError as error:  # the run is what matters, and it is safe
+            print(f"! no report: {error}", file=sys.stderr)
+
+
+def _write_report(run: Path, device: str, out: Path | None = None, points: int | None = None) -> None:
+    from interclr.engine.build import choose_device
+    from interclr.report import POINTS, report
+    from interclr.screen import Screen
+
+    report(run, screen=Screen(console), out=out, device=choose_device(device), points=points or POINTS)
 
 
 @app.command()
@@ -104,6 +118,83 @@ def evaluate(
     names = list(PROTOCOLS) if protocol == "all" else [protocol]
     request = Request(subject, data, out, root, choose_device(device), backbone, image_size, seed)
     measure(names, PROTOCOLS, request, words or [], Screen(console))
+
+
+@app.command("report")
+def report_command(
+    run: Annotated[Path, typer.Argument(help="Run folder, finished or not.")],
+    out: Annotated[Path | None, typer.Option(help="File or folder; by default RUN/report.html.")] = None,
+    points: Annotated[int | None, typer.Option(help="Images on the map, at most 20,000.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+) -> None:
+    """Write one self-contained page that shows a run: curves, map, clusters, neighbours, negatives, duplicates."""
+    _write_report(run, device, out, points)
+
+
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(help="A built-in study (interclr study list), all, or a YAML file.")],
+    words: Annotated[list[str] | None, typer.Argument(help="Overrides for every cell: key.sub=value …")] = None,
+    recipe: Annotated[str | None, typer.Option(help="The recipe whose settings are varied.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of every cell.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="3 means 0,1,2; or a list such as 0,7.")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder, list file, packed store or built-in name.")] = None,
+    out: Annotated[Path | None, typer.Option(help="By default studies/NAME; finished cells there are kept.")] = None,
+    jobs: Annotated[int, typer.Option(help="Cells that run at once, each in a process of its own.")] = 1,
+    devices: Annotated[str | None, typer.Option(help="Spread the jobs: cuda:0,cuda:1 …")] = None,
+    probe: Annotated[bool, typer.Option("--probe/--no-probe", help="Time a few steps first to say how long.")] = True,
+) -> None:
+    """Run one of the paper's experiments, or your own: a table, a plot and raw JSON; continues after interruption."""
+    from interclr.screen import Screen
+    from interclr.study import parse_seeds, run_study, study_names
+
+    if name == "list":
+        console.print("\n".join([*study_names(), "all"]), markup=False)
+        return
+    run_study(
+        name,
+        out or Path("studies") / Path(name).stem,
+        recipe=recipe,
+        epochs=epochs,
+        seeds=None if seeds is None else parse_seeds(seeds),
+        data=data,
+        overrides=words or [],
+        jobs=jobs,
+        devices=devices.split(",") if devices else (),
+        probe=probe,
+        screen=Screen(console),
+    )
+
+
+@app.command()
+def plot(
+    kind: Annotated[str, typer.Argument(help="tsne, retrieval, negatives or curves")],
+    runs: Annotated[list[Path], typer.Argument(help="One or more run folders; negatives takes one.")],
+    out: Annotated[Path, typer.Option(help="File; .png and .svg are both written.")],
+    data: Annotated[str | None, typer.Option(help="Other images than the run's own (tsne, retrieval).")] = None,
+    seed: Annotated[int, typer.Option(help="Of the images that are shown.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+) -> None:
+    """Draw the paper's figures of one or more runs, for papers."""
+    from interclr.engine.build import choose_device
+    from interclr.study.gallery import plot_negatives, plot_retrieval
+    from interclr.study.plots import plot_curves, plot_tsne
+
+    if kind == "negatives" and len(runs) != 1:
+        raise UserError(f"plot negatives takes one run, not {len(runs)}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    on = choose_device(device)
+    if kind == "tsne":
+        plot_tsne(runs, out, data=data, seed=seed, device=on)
+    elif kind == "retrieval":
+        plot_retrieval(runs, out, data=data, seed=seed, device=on)
+    elif kind == "negatives":
+        plot_negatives(runs[0], out, seed=seed, device=on)
+    elif kind == "curves":
+        plot_curves(runs, out)
+    else:
+        raise UserError(f"no plot {kind!r}; there are: tsne, retrieval, negatives, curves")
+    console.print(f"{out.with_suffix('.png')} and {out.with_suffix('.svg')}", markup=False)
 
 
 @app.command()

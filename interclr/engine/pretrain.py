@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import signal
 import sys
 import time
@@ -386,7 +387,7 @@ class Training:
             "seconds": round(seconds, 2),
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None,
             "unreadable": unreadable,
-            "command": " ".join(sys.argv),
+            "command": shlex.join(sys.argv),
             **environment(),
         }
         write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")

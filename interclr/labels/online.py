@@ -37,6 +37,7 @@ class OnlineLabels(Labels):
     def initialise(self, bank: MemoryBank, features: Tensor, generator: torch.Generator | None = None) -> None:
         super().initialise(bank, features, generator)
         repair(bank, self.min_cluster)
+        self._note_small_clusters(bank)
 
     def commit(self, bank: MemoryBank, index: Tensor, features: Tensor, step: int) -> Tensor:
         changed = self.update(bank, index, features)

@@ -1,5 +1,5 @@
 """One self-contained HTML page per run: curves, a map of the embedding, clusters, neighbours, negatives, odd images."""
 
-from interclr.report.write import report
+from interclr.report.write import POINTS, report
 
-__all__ = ["report"]
+__all__ = ["POINTS", "report"]

@@ -53,7 +53,13 @@ class Gallery:
 
 
 def read_gallery(
-    source: Source, rows: list[int], backbone: nn.Module, settings: Settings, side: int, device: torch.device, screen: Screen
+    source: Source,
+    rows: list[int],
+    backbone: nn.Module,
+    settings: Settings,
+    side: int,
+    device: torch.device,
+    screen: Screen,
 ) -> Gallery:
     """Read and embed the images ``rows``; those that cannot be read are left out and counted."""
     gallery = Gallery(source, side)

@@ -12,6 +12,7 @@ from interclr.config import Settings
 from interclr.run import checkpoint
 
 MOST = 600  # points of one curve
+METHODS = {"mocov2": "MoCo v2", "npidv2": "NPID v2", "byol": "BYOL", "simclr": "SimCLR", "simsiam": "SimSiam"}
 Records = list[dict[str, Any]]
 
 # title, unit, what it tells, the logged names with what to call them
@@ -20,19 +21,16 @@ CURVES: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ("k-NN accuracy", "%", "higher is better", {"knn": "k-NN"}),
     ("Learning rate", "", "", {"lr": "learning rate"}),
     ("Effective rank", "", "RankMe; near 1 is collapse", {"rank_me": "rank"}),
-    ("Uniformity", "", "0 is collapse, about −4 is spread out", {"uniformity": "uniformity"}),
+    ("Uniformity", "", "0: collapse, −4: spread out", {"uniformity": "uniformity"}),
     (
         "Cluster sizes",
         "images",
         "",
         {"cluster_max": "largest", "cluster_median": "median", "cluster_min": "smallest"},
     ),
-    (
-        "Clusters",
-        "",
-        "shares from 0 to 1",
-        {"cluster_entropy": "entropy", "purity": "purity", "nmi": "NMI", "labels_changed": "labels changed"},
-    ),
+    ("Cluster balance", "", "1: all equal", {"cluster_entropy": "entropy", "labels_changed": "labels changed"}),
+    ("Agreement with labels", "", "of the clusters", {"purity": "purity", "nmi": "NMI"}),
+    ("Speed", "images/s", "", {"images_per_second": "training"}),
 )
 
 
@@ -74,7 +72,7 @@ def headline(settings: Settings, state: checkpoint.State | None, result: dict[st
     if "purity" in figures:
         add("Cluster purity", f"{100 * figures['purity']:.0f} %", f"NMI {figures['nmi']:.2f}")
     if "rank_me" in figures:
-        add("Effective rank", f"{figures['rank_me']:.1f}", f"uniformity {figures['uniformity']:.2f}")
+        add("Effective rank", f"{figures['rank_me']:.1f}", f"uniformity {figures['uniformity']:.2f}".replace("-", "−"))
     if "cluster_median" in figures:
         clusters = settings.inter.clusters if settings.inter is not None else "?"
         sizes = f"{figures['cluster_min']:.0f} to {figures['cluster_max']:.0f} images each"
@@ -86,16 +84,23 @@ def headline(settings: Settings, state: checkpoint.State | None, result: dict[st
     else:
         add("Epochs", f"{max(logged, default=0):.3g} of {epochs}", "unfinished")
     seconds = result.get("seconds", (state or {}).get("seconds"))
-    if _finite(seconds):
+    if isinstance(seconds, int | float):
         add("Training time", duration(float(seconds)), str(result.get("machine", "")))
     return shown
 
 
-def describe(settings: Settings) -> str:
-    """The run in half a line: method, branch, backbone."""
-    inter = settings.inter
-    branch = "" if inter is None or inter.intra_weight == 1 else f" with InterCLR (λ = {inter.intra_weight:g})"
-    return f"{settings.method.name}{branch}, {settings.model.backbone}"
+def title(settings: Settings, data: str) -> str:
+    name = settings.method.name
+    branch = " + InterCLR" if settings.inter is not None and settings.inter.intra_weight != 1 else ""
+    return f"{METHODS.get(name, name)}{branch} on {data}"
+
+
+def describe(settings: Settings, images: int | None) -> str:
+    """The run in a line."""
+    parts = [f"{settings.model.backbone}, views of {settings.data.image_size} pixels"]
+    parts += [] if images is None else [f"{images:,} images"]
+    parts += [] if settings.inter is None else [f"λ = {settings.inter.intra_weight:g}"]
+    return ", ".join([*parts, f"seed {settings.seed}"])
 
 
 def commands(folder: Path, result: dict[str, Any]) -> Records:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 PER_SHEET = 2_500
 SHEETS_BUDGET = 9_000_000  # characters of all sheets together
-QUALITIES = (82, 70, 55, 40, 25)
+QUALITIES = (85, 75, 65, 50, 35, 20)
 SINGLE_SIDE = 96
 SINGLE_QUALITY = 80
 
@@ -51,5 +51,6 @@ def sheets(squares: Sequence[Image.Image], side: int) -> dict[str, Any]:
 
 def data_uri(image: Image.Image, quality: int = SINGLE_QUALITY) -> str:
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=quality, optimize=True)
+    detail = 0 if quality >= QUALITIES[1] else 2  # of colour: small pictures suffer from halving it
+    image.save(buffer, "JPEG", quality=quality, subsampling=detail)  # optimize=True fails on large noise
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -42,21 +42,23 @@ class _Base:
     _settled: tuple[dict[str, Any], int] | None = None
 
     def value(self, key: str, factor: float) -> Any:
+        """``factor`` times the recipe's value; ``auto`` stays auto at a factor of 1."""
         base = _get(self.settings.model_dump(mode="json"), key)
-        if base is None or (base == AUTO and factor == 1):
-            return AUTO
-        if base == AUTO:
-            tree, images = self._settle()
-            base = _get(tree, key)
-            most = _most(key, tree, images)
-        else:
-            most = None
+        if base in (None, AUTO):
+            return AUTO if factor == 1 else self._multiple(key, self.number(key), factor, *self._settle())
+        return self._multiple(key, base, factor)
+
+    def number(self, key: str) -> Any:
+        """What ``auto`` means for the data at hand."""
+        return _get(self._settle()[0], key)
+
+    def _multiple(self, key: str, base: Any, factor: float, tree: Any = None, images: int | None = None) -> Any:
         if isinstance(base, bool) or not isinstance(base, int | float):
             raise UserError(f"relative: {key} is {base!r} in the recipe, which has no multiples")
         if isinstance(base, float):
             return base * factor
         value = max(LEAST.get(key, 1), round(base * factor))
-        return value if most is None else min(value, most)
+        return value if images is None else min(value, _most(key, tree, images))
 
     def _settle(self) -> tuple[dict[str, Any], int]:
         if self._settled is None:
@@ -97,8 +99,8 @@ def plan(
         every = (*study.overrides, *cell.overrides, *given, *(f"{key}={value}" for key, value in multiples.items()))
         x = cell.x
         if x is None and len(cell.relative) == 1:
-            value = multiples[next(iter(cell.relative))]
-            x = base._settle()[0] and float(_get(base._settle()[0], next(iter(cell.relative)))) if value == AUTO else value
+            key = next(iter(cell.relative))
+            x = float(base.number(key) if multiples[key] == AUTO else multiples[key])
         for seed in study.seeds if seeds is None else seeds:
             try:
                 settings = settings_from(_apply(tree, [*every, f"seed={seed}"]))
@@ -135,10 +137,10 @@ def _get(tree: Any, key: str) -> Any:
     return tree
 
 
-def _most(key: str, tree: dict[str, Any], images: int) -> int | None:
+def _most(key: str, tree: dict[str, Any], images: int) -> int:
     """A multiple beyond what the data hold would not be what is used, and the axis would lie."""
     if key == "inter.clusters":
         return max(2, images // 2)
     if key == "inter.sampler.negatives":
         return max(1, int(images * float(_get(tree, "inter.sampler.pool_fraction") or 1.0)))
-    return images if key == "method.negatives" else None
+    return images

@@ -28,7 +28,7 @@ class CellConfig(Config):
     name: str
     x: float | None = None  # place on the axis; None: the value of the only relative key, if there is one
     overrides: tuple[str, ...] = ()
-    relative: dict[str, Factor] = {}
+    relative: dict[str, Factor] = Field(default_factory=dict)
 
 
 class Paper(Config):
@@ -36,7 +36,7 @@ class Paper(Config):
 
     note: str = ""
     best: str | None = None  # the cell the paper found best
-    values: dict[str, str] = {}  # by cell, as printed in the paper
+    values: dict[str, str] = Field(default_factory=dict)  # by cell, as printed in the paper
 
 
 class Study(Config):
@@ -48,7 +48,7 @@ class Study(Config):
     recipe: str = "synthetic-mocov2-interclr"
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
     overrides: tuple[str, ...] = ()  # of every cell
-    relative: dict[str, Factor] = {}  # of every cell
+    relative: dict[str, Factor] = Field(default_factory=dict)  # of every cell
     needs_negatives: bool = False  # a method without negatives computes the same in every cell
     own_process: bool = False  # a process for each cell, one at a time: for time and memory
     paper: Paper = Paper()

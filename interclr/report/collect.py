@@ -1,0 +1,254 @@
+"""Gather all a report shows, as plain values for JSON."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interclr.bank import MemoryBank
+from interclr.config import DataConfig, Settings, dump
+from interclr.data.loader import Unreadable, read_all
+from interclr.data.source import Source, UnreadableImage
+from interclr.data.subset import Subset
+from interclr.engine.dataset import HOLD_OUT_SEED, median_side, open_training_source
+from interclr.report import findings
+from interclr.report.embedding_map import flatten
+from interclr.report.gallery import Gallery, read_gallery
+from interclr.report.history import commands, curves, describe, headline, title
+from interclr.report.thumbnails import SINGLE_SIDE, data_uri, sheets, side_for, square
+from interclr.run import checkpoint
+from interclr.run.folder import Run, load
+from interclr.screen import Screen
+from interclr.types import UserError
+
+SAMPLE_SEED = 0
+Content = dict[str, Any]
+
+
+@dataclass
+class Clustered:
+    """A memory bank with clusters, and which image of the training set each of its entries is."""
+
+    bank: MemoryBank
+    rows: list[int]
+    own: bool  # the run's own clusters, rather than k-means for the report
+
+
+def collect(folder: Path, points: int, device: torch.device, screen: Screen) -> Content:
+    run = Run(folder)
+    settings, result = run.settings, run.result
+    records = run.metrics if (folder / "metrics.jsonl").is_file() else []
+    notes: list[str] = []
+    state: checkpoint.State | None = None
+    try:
+        found = checkpoint.load_latest(folder / "checkpoint")
+        state = None if found is None else found[0]
+    except UserError as error:  # all are damaged; the finished backbone may still be there
+        notes.append(str(error))
+    if not run.finished:
+        step = f"its checkpoint at step {state['step']:,}" if state is not None else "no checkpoint yet"
+        notes.append(f"This run is not finished: the page shows {step}.")
+    images = None
+    try:
+        images = _images(folder, settings, state, points, device, screen, notes)
+    except UserError as error:
+        notes.append(f"The images cannot be shown: {error}")
+        screen.warn(f"the report has no images: {error}")
+    count = result.get("images", None if images is None else images["total"])
+    return {
+        "title": title(settings, str(result.get("data", settings.data.source))),
+        "subtitle": describe(settings, count),
+        "notes": notes,
+        "figures": headline(settings, state, result, records),
+        "curves": curves(records),
+        "images": images,
+        "config": dump(settings),
+        "commands": commands(folder.resolve(), result),
+        "environment": {
+            key: str(result[key])
+            for key in ("machine", "torch", "torchvision", "python", "commit")
+            if result.get(key) is not None
+        },
+        "version": version("interclr"),
+    }
+
+
+def training_source(config: DataConfig, state: checkpoint.State | None, screen: Screen) -> tuple[Source, bool]:
+    """The images as the run numbered them, and whether they are still those its checkpoint was trained on."""
+    source: Source = open_training_source(config)
+    if config.hold_out:
+        shuffled = torch.randperm(len(source), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))
+        source = Subset(source, shuffled[config.hold_out :].sort().values.tolist())
+    if state is None or state["data"] == source.fingerprint():
+        return source, True
+    if config.resident is True:  # then the run has left out what it could not read
+        with screen.working(f"reading {len(source):,} images") as progress:
+            _, kept = read_all(source, progress, Unreadable())
+        readable = Subset(source, kept)
+        return readable, state["data"] == readable.fingerprint()
+    return source, False
+
+
+def _images(
+    folder: Path,
+    settings: Settings,
+    state: checkpoint.State | None,
+    points: int,
+    device: torch.device,
+    screen: Screen,
+    notes: list[str],
+) -> Content:
+    backbone = load(folder)
+    source, same = training_source(settings.data, state, screen)
+    if not same:
+        notes.append("The data have changed since the run: clusters are those of the images as they are now.")
+    total = len(source)
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(SAMPLE_SEED))[:points].sort().values.tolist()
+    if total > points:
+        notes.append(f"{points:,} of {total:,} images, drawn at random, are compared and shown on the map.")
+    clustered = _own_clusters(settings, state, source) if same else None
+    labels = source.labels if source.labels is not None and bool((source.labels >= 0).any()) else None
+    fraction = getattr(settings.inter.sampler, "pool_fraction", 0.1) if settings.inter is not None else 0.1
+    seen = seen_rows = None
+    if clustered is not None:  # the whole bank is at hand, so look at all of it and read what is to be shown
+        seen, seen_rows = _of_bank(clustered, labels, chosen, fraction)
+    rows = sorted({*chosen, *(seen_rows or [])})
+    side = min(side_for(len(rows)), median_side(source))
+    gallery = read_gallery(source, rows, backbone, settings, side, device, screen)
+    if gallery.unreadable:
+        notes.append(f"{gallery.unreadable} images could not be read and are left out.")
+    if len(gallery) < 2:
+        raise UserError(f"{len(gallery)} of {len(rows)} images could be read")
+    if not bool(gallery.features.isfinite().all()):
+        raise UserError("the features of the network are NaN or infinite: training has diverged")
+    if clustered is None:
+        clustered = Clustered(findings.cluster_bank(gallery.features), gallery.rows, own=False)
+        seen, _ = _of_bank(clustered, labels, gallery.rows, fraction)
+    assert seen is not None
+    return _content(gallery, clustered, seen, set(chosen), total, screen)
+
+
+def _own_clusters(settings: Settings, state: checkpoint.State | None, source: Source) -> Clustered | None:
+    """The memory bank of the checkpoint, where the inter branch has run and it is of these images."""
+    if settings.inter is None or state is None or not state["clusters_started"]:
+        return None
+    features, labels = (state["learner"].get(f"bank.{name}") for name in ("features", "labels"))
+    if features is None or labels is None or len(labels) != len(source) or bool((labels < 0).any()):
+        return None
+    bank = MemoryBank(len(labels), features.shape[1], len(state["learner"]["bank.counts"]), dtype=features.dtype)
+    bank.fill(features.cpu())
+    bank.assign(labels.cpu())
+    return Clustered(bank, list(range(len(source))), own=True)
+
+
+def _of_bank(
+    clustered: Clustered, labels: Tensor | None, chosen: list[int], fraction: float
+) -> tuple[Content, list[int]]:
+    """Clusters and negatives by rows of the training set, and all rows they show."""
+    bank, rows = clustered.bank, clustered.rows
+    own_labels = None if labels is None else labels[torch.tensor(rows)]
+    place = {row: position for position, row in enumerate(rows)}
+    candidates = None if labels is None else labels[torch.tensor(chosen)]
+    picked = findings.spread_over_classes(findings.ANCHORS, candidates, len(chosen), 2)
+    clusters = findings.clusters(bank, own_labels)
+    negatives = findings.negatives(bank, own_labels, [place[chosen[position]] for position in picked], fraction)
+    used: set[int] = set()
+    for entry in clusters["shown"].values():
+        entry["members"] = [rows[i] for i in entry["members"]]
+        used.update(entry["members"])
+    for anchor in [] if negatives is None else negatives["anchors"]:
+        anchor["image"], anchor["positive"] = rows[anchor["image"]], rows[anchor["positive"]]
+        anchor["draws"] = {name: [[rows[i], c] for i, c in drawn] for name, drawn in anchor["draws"].items()}
+        used.update([anchor["image"], anchor["positive"], *(i for drawn in anchor["draws"].values() for i, _ in drawn)])
+    return {"clusters": clusters, "negatives": negatives}, sorted(used)
+
+
+def _content(
+    gallery: Gallery, clustered: Clustered, seen: Content, chosen: set[int], total: int, screen: Screen
+) -> Content:
+    """Everything by position in the gallery. ``chosen`` are the rows on the map; others are shown elsewhere."""
+    position = {row: i for i, row in enumerate(gallery.rows)}
+    labels = gallery.labels()
+    mapped = [i for i, row in enumerate(gallery.rows) if row in chosen]
+    layout, method = flatten(gallery.features[mapped].numpy(), screen)
+    with screen.working("comparing images"):
+        cosine, nearest = findings.neighbours(gallery.features)
+    place = {row: i for i, row in enumerate(clustered.rows)}
+    cluster = clustered.bank.labels[torch.tensor([place[row] for row in gallery.rows])]
+    content: Content = {
+        "total": total,
+        "count": len(gallery),
+        "names": gallery.names(),
+        "classes": list(gallery.source.classes or ()),
+        "label": None if labels is None else packed(labels.numpy(), np.int32),
+        "cluster": packed(cluster.numpy(), np.int32),
+        "ownClusters": clustered.own,
+        "thumbnails": sheets(gallery.squares, gallery.side),
+        "map": {"method": method, "image": packed(mapped, np.int32), "position": packed(layout, np.float32)},
+        "neighbours": {
+            "k": nearest.shape[1],
+            "image": packed(nearest.numpy(), np.int32),
+            "cosine": packed(cosine.numpy(), np.float32),
+        },
+        "queries": findings.spread_over_classes(findings.QUERIES, labels, len(gallery), 1),
+        "exact": findings.exact_duplicates(gallery.digests),
+        "near": findings.near_duplicates(cosine, nearest, gallery.digests),
+        "outliers": findings.outliers(cosine),
+        "clusters": _positions_of_clusters(seen["clusters"], position),
+        "negatives": _positions_of_negatives(seen["negatives"], position),
+    }
+    content["large"] = _large(gallery, content, nearest)
+    return content
+
+
+def _positions_of_clusters(clusters: Content, position: dict[int, int]) -> Content:
+    for entry in clusters["shown"].values():
+        entry["members"] = [position[row] for row in entry["members"] if row in position]
+    return clusters
+
+
+def _positions_of_negatives(negatives: Content | None, position: dict[int, int]) -> Content | None:
+    """An image that could not be read is left out, and with it an anchor."""
+    if negatives is None:
+        return None
+    negatives["anchors"] = [anchor for anchor in negatives["anchors"] if anchor["image"] in position]
+    for anchor in negatives["anchors"]:
+        anchor["image"], anchor["positive"] = position[anchor["image"]], position.get(anchor["positive"])
+        for name, drawn in anchor["draws"].items():
+            anchor["draws"][name] = [[position[row], value] for row, value in drawn if row in position]
+    return negatives
+
+
+def _large(gallery: Gallery, content: Content, nearest: Tensor) -> dict[str, str]:
+    """Larger pictures of the images people look at closely, read again; none where thumbnails are as large."""
+    if gallery.side >= min(SINGLE_SIDE, median_side(gallery.source)):
+        return {}
+    wanted: set[int] = {*content["queries"], *(entry["image"] for entry in content["outliers"])}
+    wanted.update(nearest[content["queries"]].flatten().tolist())
+    wanted.update(i for pair in content["near"] for i in pair["images"])
+    wanted.update(i for group in content["exact"]["shown"] for i in group["images"])
+    wanted.update(i for entry in content["clusters"]["shown"].values() for i in entry["members"])
+    for anchor in (content["negatives"] or {"anchors": []})["anchors"]:
+        wanted.update(i for i in (anchor["image"], anchor["positive"]) if i is not None)
+        wanted.update(i for drawn in anchor["draws"].values() for i, _ in drawn)
+    pictures: dict[str, str] = {}
+    for i in sorted(wanted):
+        try:
+            pixels = gallery.source.read(gallery.rows[i])
+        except UnreadableImage:
+            continue
+        pictures[str(i)] = data_uri(square(pixels, min(SINGLE_SIDE, *pixels.shape[1:])))
+    return pictures
+
+
+def packed(values: Any, kind: Any) -> str:
+    """Numbers as base64 of little-endian bytes: what a typed array in the page is made from."""
+    array = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
+    return base64.b64encode(array.tobytes()).decode()

@@ -1,0 +1,204 @@
+"""What the embedding shows about images: clusters, neighbours, negatives, duplicates, outliers.
+
+Everything here is a list of image positions with figures; nothing here reads an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from interclr.bank import MemoryBank
+from interclr.knn import nearest_rows
+from interclr.labels import auto_clusters, kmeans
+from interclr.samplers import Hard, Random, Sampler, SemiEasy, SemiHard
+
+CLUSTERS, MEMBERS = 8, 12  # shown of each order, and images of each
+NEIGHBOURS = 10
+QUERIES = 8
+ANCHORS, NEGATIVES = 4, 10
+COUNTED_ANCHORS, COUNTED_NEGATIVES = 256, 32  # for the share of false negatives
+LARGE_BANK = 100_000
+PAIRS, COPIES, OUTLIERS = 12, 4, 18
+Found = dict[str, Any]
+
+
+def cluster_bank(features: Tensor, seed: int = 0) -> MemoryBank:
+    """A bank over these features (M, F), M ≥ 2, with k-means clusters: for runs that have none of their own."""
+    count = min(len(features), max(2, auto_clusters(len(features))))
+    bank = MemoryBank(len(features), features.shape[1], count)
+    bank.fill(features)
+    bank.assign(kmeans(bank.features, count, 20, torch.Generator().manual_seed(seed)).labels)
+    return bank
+
+
+# Clusters.
+
+
+def clusters(bank: MemoryBank, labels: Tensor | None) -> Found:
+    """Orders of clusters by what can be seen: size, purity with labels, and tightness without."""
+    order, start = bank.members()
+    counts = bank.counts
+    filled = (counts > 0).nonzero().flatten()
+    tightness = bank.centroids.norm(dim=1)  # the mean cosine of members with their centroid's direction
+    table = None if labels is None else _table(bank.labels, labels, bank.clusters)  # (k, classes)
+    orders: dict[str, Tensor] = {"Largest": -counts.double(), "Smallest": counts.double()}
+    if table is not None:
+        purity = table.amax(1).double() / table.sum(1).clamp_min(1)
+        # among equally pure ones the larger is the greater feat; one image alone is always pure
+        alone = (table.sum(1) < 2).double()
+        orders["Purest"] = alone * 10 - purity - table.sum(1).double() / (10 * len(bank.labels))
+        orders["Most mixed"] = alone * 10 + purity - table.sum(1).double() / (10 * len(bank.labels))
+    else:
+        orders["Tightest"] = (counts < 2).double() * 10 - tightness.double()
+        orders["Loosest"] = (counts < 2).double() * 10 + tightness.double()
+    shown: dict[int, Found] = {}
+    lists: dict[str, list[int]] = {}
+    for name, key in orders.items():
+        picked = filled[torch.argsort(key[filled], stable=True)][:CLUSTERS].tolist()
+        lists[name] = picked
+        for cluster in picked:
+            if cluster in shown:
+                continue
+            members = order[start[cluster] : start[cluster] + counts[cluster]]
+            cosine = F.normalize(bank.features[members].float(), dim=1) @ F.normalize(bank.centroids[cluster], dim=0)
+            nearest = torch.argsort(cosine, descending=True, stable=True)
+            spread = torch.linspace(0, len(members) - 1, min(MEMBERS, len(members))).round().long()
+            entry: Found = {
+                "size": len(members),
+                "tightness": round(float(tightness[cluster]), 3),
+                "members": members[nearest[spread]].tolist(),
+            }
+            if table is not None and int(table[cluster].sum()):
+                share = table[cluster].double() / table[cluster].sum()
+                top = torch.argsort(share, descending=True, stable=True)[:5]
+                entry["purity"] = round(float(share[top[0]]), 4)
+                entry["classes"] = [[int(c), round(float(share[c]), 4)] for c in top if share[c] > 0]
+            shown[cluster] = entry
+    return {"count": len(filled), "orders": lists, "shown": {str(key): value for key, value in shown.items()}}
+
+
+def _table(clusters: Tensor, labels: Tensor, count: int) -> Tensor:
+    known = labels >= 0
+    table = torch.zeros(count, int(labels.max()) + 1, dtype=torch.int64)
+    return table.index_put_(
+        (clusters[known], labels[known]), torch.ones(int(known.sum()), dtype=torch.int64), accumulate=True
+    )
+
+
+# Neighbours.
+
+
+def neighbours(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and positions (M, K) of each image's nearest others, nearest first."""
+    k = min(NEIGHBOURS, len(features) - 1)
+    cosine, nearest = nearest_rows(features, features, k + 1)
+    own = nearest == torch.arange(len(features))[:, None]
+    own[:, -1] |= ~own.any(dim=1)  # an image with many exact twins may not be among its own nearest
+    keep = (~own).nonzero()[:, 1].view(len(features), k)
+    return cosine.gather(1, keep), nearest.gather(1, keep)
+
+
+def spread_over_classes(count: int, labels: Tensor | None, total: int, seed: int) -> list[int]:
+    """``count`` of ``total`` positions, random but repeatable, of as many classes as possible."""
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
+    if labels is None:
+        return order[:count]
+    seen: dict[int, int] = {}
+    turns = []
+    for position in order:
+        label = int(labels[position])
+        seen[label] = seen.get(label, 0) + 1
+        turns.append((label < 0, seen[label], position))
+    return [position for _, _, position in sorted(turns, key=lambda turn: turn[:2])[:count]]
+
+
+# Negatives.
+
+
+def strategies(pool_fraction: float, count: int) -> dict[str, Sampler]:
+    return {
+        "Hard": Hard(count),
+        "Semi-hard": SemiHard(count, pool_fraction),
+        "Random": Random(count),
+        "Semi-easy": SemiEasy(count, pool_fraction),
+    }
+
+
+def negatives(bank: MemoryBank, labels: Tensor | None, anchors: Sequence[int], pool_fraction: float) -> Found | None:
+    """What each strategy would draw for a few anchors; None where all images are in one cluster.
+
+    With labels also the share of false negatives (another cluster, the same label) over many anchors.
+    """
+    if int((bank.counts > 0).sum()) < 2:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    index = torch.tensor(list(anchors))
+    shown: list[Found] = [{"image": anchor, "draws": {}} for anchor in anchors]
+    for name, sampler in strategies(pool_fraction, NEGATIVES).items():
+        query = bank.features[index].float()
+        pairs = sampler.draw(query, index, bank, generator)
+        for row, entry in enumerate(shown):
+            drawn = [i for i in pairs.negative[row].tolist() if i >= 0]
+            cosine = bank.features[drawn].float() @ query[row]
+            order = torch.argsort(cosine, descending=True, stable=True).tolist()
+            entry["draws"][name] = [[drawn[i], round(float(cosine[i]), 3)] for i in order]
+            entry["positive"] = int(pairs.positive[row])
+    found: Found = {"anchors": shown, "poolFraction": pool_fraction}
+    if labels is not None:
+        found["false"] = _false_negatives(bank, labels, pool_fraction, generator)
+    return found
+
+
+def _false_negatives(
+    bank: MemoryBank, labels: Tensor, pool_fraction: float, generator: torch.Generator
+) -> dict[str, float]:
+    known = (labels >= 0).nonzero().flatten()
+    wanted = COUNTED_ANCHORS if bank.size <= LARGE_BANK else COUNTED_ANCHORS // 8
+    index = known[torch.randperm(len(known), generator=generator)[:wanted]]
+    shares = {}
+    for name, sampler in strategies(pool_fraction, COUNTED_NEGATIVES).items():
+        drawn = sampler.draw(bank.features[index].float(), index, bank, generator).negative
+        counted = (drawn >= 0) & (labels[drawn.clamp_min(0)] >= 0)
+        false = counted & (labels[drawn.clamp_min(0)] == labels[index][:, None])
+        shares[name] = round(int(false.sum()) / max(1, int(counted.sum())), 4)
+    return shares
+
+
+# Duplicates and outliers.
+
+
+def exact_duplicates(digests: Sequence[bytes]) -> Found:
+    """How many groups of equal images there are and how many copies too many, and the largest groups."""
+    by_digest: dict[bytes, list[int]] = {}
+    for position, digest in enumerate(digests):
+        by_digest.setdefault(digest, []).append(position)
+    groups = sorted((group for group in by_digest.values() if len(group) > 1), key=lambda group: (-len(group), group))
+    return {
+        "groups": len(groups),
+        "surplus": sum(len(group) - 1 for group in groups),
+        "shown": [{"count": len(group), "images": group[:COPIES]} for group in groups[:PAIRS]],
+    }
+
+
+def near_duplicates(cosine: Tensor, nearest: Tensor, digests: Sequence[bytes]) -> list[Found]:
+    """The pairs with the highest cosine that are not equal pixel for pixel."""
+    pairs: dict[tuple[int, int], float] = {}
+    for position in range(len(nearest)):
+        for value, other in zip(cosine[position].tolist(), nearest[position].tolist(), strict=True):
+            if digests[position] != digests[other]:
+                pairs[min(position, other), max(position, other)] = value
+                break
+    best = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:PAIRS]
+    return [{"images": list(pair), "cosine": round(value, 4)} for pair, value in best]
+
+
+def outliers(cosine: Tensor) -> list[Found]:
+    """The images least like even their nearest neighbours: the lowest mean cosine with them."""
+    mean = cosine.mean(dim=1)
+    lowest = torch.argsort(mean, stable=True)[: min(OUTLIERS, len(mean) // 2)].tolist()
+    return [{"image": position, "cosine": round(float(mean[position]), 4)} for position in lowest]

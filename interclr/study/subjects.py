@@ -1,0 +1,128 @@
+"""A trained run opened for pictures: its network, its images in the order of its memory bank, what to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from interclr.config import Settings
+from interclr.data.loader import Canvas, in_order
+from interclr.data.source import Source
+from interclr.data.views import Views, centre_crop
+from interclr.engine.build import build_learner
+from interclr.engine.dataset import TrainingData, open_training_source, prepare
+from interclr.features import embed_all
+from interclr.models.heads import Encoded
+from interclr.run import checkpoint
+from interclr.run.folder import Run, load
+from interclr.screen import Screen
+from interclr.types import Images, UserError
+
+Space = Literal["backbone", "embedding"]
+BATCH = 256
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Subject:
+    """A run, its network, and the images it was trained on in the order of its memory bank."""
+
+    folder: Path
+    settings: Settings
+    network: nn.Module
+    device: torch.device
+
+    def embed(self, images: Canvas | Source) -> Tensor:
+        """Normalised features (N, F), centre-cropped."""
+        return F.normalize(
+            embed_all(self.network, in_order(images, self.device, BATCH, 0), self._crop, pick=_pick), dim=1
+        )
+
+    def embed_views(self, images: Images, views: int, seed: int) -> Tensor:
+        """Features of ``views`` random views of each image, (N · views, F), the views of an image together."""
+        size, data = int(self.settings.data.image_size), self.settings.data
+        many = torch.arange(len(images)).repeat_interleave(views)
+        repeated = Images(many, images.pixels[many], None if images.size is None else images.size[many])
+        make = Views(self.settings.views[:1], size, data.mean, data.std)
+        batch = make(repeated.to(self.device), torch.Generator(self.device).manual_seed(seed)).views[0]
+        with torch.no_grad():
+            return F.normalize(torch.cat([_pick(self.network(part)) for part in batch.split(BATCH)]), dim=1).cpu()
+
+    def _crop(self, batch: Images) -> Tensor:
+        data = self.settings.data
+        return centre_crop(batch, int(data.image_size), data.mean, data.std)
+
+
+def _pick(output: object) -> Tensor:
+    if isinstance(output, Encoded):
+        return output.projection
+    assert isinstance(output, Tensor)
+    return output.float()
+
+
+def open_run(path: str | Path, space: Space = "backbone", device: torch.device = CPU) -> Subject:
+    """``space``: what is compared, the backbone's features or the embedding that the losses see."""
+    folder = Path(path)
+    if not (folder / "resolved.yaml").is_file():
+        raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
+    settings = Run(folder).settings
+    network: nn.Module = load(folder)
+    if space == "embedding":
+        state = state_of_learner(folder)
+        size = state["bank.features"].shape[0] if "bank.features" in state else 2
+        if "bank.features" not in state and settings.inter is not None:
+            settings = settings.model_copy(update={"inter": None})  # λ = 1
+        learner = build_learner(settings, size)
+        learner.load_state_dict(state)
+        network = learner.intra.encoder
+    return Subject(folder, settings, network.to(device).eval(), device)
+
+
+def state_of_learner(folder: Path) -> dict[str, Tensor]:
+    found = checkpoint.load_latest(folder / "checkpoint")
+    if found is None:
+        raise UserError(f"{folder} has no checkpoint: this picture needs more than the backbone")
+    state: dict[str, Tensor] = found[0]["learner"]
+    return state
+
+
+def training_data(settings: Settings, data: str | None = None) -> TrainingData:
+    """The training images as the run numbered them, and the labelled queries it was measured on."""
+    config = settings.data if data is None else settings.data.model_copy(update={"source": data})
+    return prepare(open_training_source(config), config, CPU, Screen(quiet=True))
+
+
+def names_of(subjects: Sequence[Subject]) -> list[str]:
+    """What the paper calls them, by their λ; folder names where that does not tell them apart."""
+    names = []
+    for subject in subjects:
+        inter = subject.settings.inter
+        weight = 1.0 if inter is None else inter.intra_weight
+        names.append({1.0: "Intra-image only", 0.0: "Inter-image only"}.get(weight, "Intra- & inter-image"))
+    return names if len(set(names)) == len(names) else [subject.folder.name for subject in subjects]
+
+
+def choose(source: Source, classes: int, images: int, seed: int) -> list[list[int]]:
+    """Rows by class, the classes with the most images first; without labels one group of all."""
+    generator = torch.Generator().manual_seed(seed)
+    if source.labels is None or bool((source.labels < 0).all()):
+        rows = torch.randperm(len(source), generator=generator)[: classes * images]
+        return [rows.tolist()]
+    counts = torch.bincount(source.labels[source.labels >= 0])
+    groups = []
+    for label in counts.sort(descending=True, stable=True).indices[:classes].sort().values.tolist():
+        rows = (source.labels == label).nonzero().flatten()
+        if len(rows):
+            groups.append(rows[torch.randperm(len(rows), generator=generator)[:images]].tolist())
+    return groups
+
+
+def check_runs(runs: Sequence[str | Path]) -> None:
+    if not runs:
+        raise UserError("name one run folder or more")

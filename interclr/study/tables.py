@@ -1,0 +1,258 @@
+"""What came out of a study: raw JSON, a table of mean ± spread over seeds, and which label-free figure follows k-NN."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
+from interclr.evaluate.base import write_json
+from interclr.run.folder import Run, write_text
+from interclr.study.plan import Cell
+from interclr.study.schema import Study
+from interclr.study.worker import ERROR, PROCESS, state_of
+
+Summary = dict[str, dict[str, Any]]  # figure → mean, std, n
+YARDSTICK = "knn"
+LABELS = {
+    "knn": "k-NN, %",
+    "rank_me": "RankMe",
+    "uniformity": "uniformity",
+    "alignment": "alignment",
+    "cluster_entropy": "cluster entropy",
+    "nmi": "NMI",
+    "purity": "purity",
+    "milliseconds_per_step": "ms a step",
+    "seconds_per_epoch": "s an epoch",
+    "memory_megabytes": "memory, MB",
+    "seconds": "s in all",
+}
+COLUMNS = ("knn", "rank_me", "uniformity", "alignment", "cluster_entropy", "nmi", "seconds")
+COST_COLUMNS = ("milliseconds_per_step", "seconds_per_epoch", "memory_megabytes", "knn", "seconds")
+# Figures that need no labels, and whether more of it is better.
+LABEL_FREE = {"rank_me": True, "uniformity": False, "alignment": False, "cluster_entropy": True}
+FEWEST = 3  # cells for which a rank correlation says anything
+
+
+def gather(name: str, study: Study, cells: Sequence[Cell], folder: Callable[[Cell], Path], recipe: str) -> Any:
+    """The document ``study.json`` holds, from the run folders as they are now."""
+    entries: list[dict[str, Any]] = []
+    for config in study.cells:
+        runs = [_run(cell, folder(cell)) for cell in cells if cell.name == config.name]
+        x = next((cell.x for cell in cells if cell.name == config.name), None)
+        summary = summarise([run["figures"] for run in runs])
+        entries.append({"name": config.name, "x": x, "summary": summary, "runs": runs})
+    free = label_free({entry["name"]: entry["summary"] for entry in entries})
+    document = {
+        "study": name,
+        "title": study.title,
+        "recipe": recipe,
+        "finished": all(run["state"] == "finished" for entry in entries for run in entry["runs"]),
+        "definition": study.model_dump(mode="json"),
+        "cells": entries,
+        "label_free": free,
+    }
+    return _plain(document | {"table": _table(study, entries)})
+
+
+def _run(cell: Cell, folder: Path) -> dict[str, Any]:
+    state = state_of(folder)
+    entry: dict[str, Any] = {
+        "seed": cell.seed,
+        "folder": f"cells/{folder.name}",
+        "state": state,
+        "error": json.loads((folder / ERROR).read_text())["error"] if state == "failed" else None,
+        "overrides": list(cell.overrides),
+        "figures": {},
+    }
+    if state == "finished":
+        run = Run(folder)
+        records, result = run.metrics, run.result
+        entry["settings"] = run.settings.model_dump(mode="json")
+        entry["result"] = result
+        entry["curve"] = [record for record in records if record.get("event") in ("start", "monitor")]
+        entry["figures"] = _figures(result, records, folder, int(run.settings.data.batch))
+    return entry
+
+
+def _figures(result: dict[str, Any], records: list[dict[str, Any]], folder: Path, batch: int) -> dict[str, float]:
+    found = {name: result[name] for name in LABELS if isinstance(result.get(name), int | float)}
+    training = [record for record in records if "images_per_second" in record]
+    if training:
+        found["alignment"] = training[-1].get("alignment", math.nan)
+        settled = training[1:] if len(training) > 2 else training  # the first interval warms up
+        found["milliseconds_per_step"] = 1000 * batch / median(record["images_per_second"] for record in settled)
+    else:
+        found["milliseconds_per_step"] = 1000 * result["seconds"] / max(result["steps"], 1)
+    found["seconds_per_epoch"] = result["seconds"] / result["epochs"]
+    memory = result.get("peak_memory_bytes")
+    if memory is None and (folder / PROCESS).exists():
+        memory = json.loads((folder / PROCESS).read_text())["peak_resident_bytes"]
+    if memory is not None:
+        found["memory_megabytes"] = memory / 2**20
+    return {name: float(value) for name, value in found.items()}
+
+
+def summarise(figures: Sequence[dict[str, float]]) -> Summary:
+    """Mean, sample standard deviation (None for one seed) and number of seeds of every figure that is a number."""
+    summary: Summary = {}
+    for name in LABELS:
+        values = [each[name] for each in figures if name in each and math.isfinite(each[name])]
+        if values:
+            summary[name] = {"mean": mean(values), "std": stdev(values) if len(values) > 1 else None, "n": len(values)}
+    return summary
+
+
+def label_free(cells: dict[str, Summary]) -> dict[str, dict[str, Any]]:
+    """How each label-free figure ranks the cells (means over seeds) against k-NN, and what choosing by it would cost.
+
+    ``spearman`` is signed so that 1 means: the better the figure, the better k-NN (less is better for uniformity and
+    alignment). ``lost`` is the k-NN of the best cell less that of the cell the figure would choose.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for figure, more_is_better in LABEL_FREE.items():
+        names = [name for name, summary in cells.items() if figure in summary]
+        if not names:
+            continue
+        sign = 1 if more_is_better else -1
+        values = {name: sign * cells[name][figure]["mean"] for name in names}
+        entry: dict[str, Any] = {"cells": len(names), "better": "more" if more_is_better else "less"}
+        entry["chooses"] = max(names, key=lambda name: values[name])
+        both = [name for name in names if YARDSTICK in cells[name]]
+        entry["spearman"], entry["p_value"] = _spearman(
+            [values[name] for name in both], [cells[name][YARDSTICK]["mean"] for name in both]
+        )
+        if both:
+            best = max(cells[name][YARDSTICK]["mean"] for name in cells if YARDSTICK in cells[name])
+            chosen = max(both, key=lambda name: values[name])
+            entry["knn_of_choice"], entry["lost"] = (
+                cells[chosen][YARDSTICK]["mean"],
+                best - cells[chosen][YARDSTICK]["mean"],
+            )
+        found[figure] = entry
+    return found
+
+
+def _spearman(left: list[float], right: list[float]) -> tuple[float | None, float | None]:
+    if len(left) < FEWEST or len(set(left)) < 2 or len(set(right)) < 2:
+        return None, None
+    correlation = spearmanr(left, right)
+    return float(correlation.statistic), float(correlation.pvalue)
+
+
+def _table(study: Study, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    wanted = COST_COLUMNS if study.figure == "table" else COLUMNS
+    columns = [name for name in wanted if any(name in entry["summary"] for entry in entries)]
+    header = ["cell", *[LABELS[name] for name in columns], "seeds"]
+    header += ["the paper"] * bool(study.paper.values or study.paper.best)
+    rows = []
+    for entry in entries:
+        label = entry["name"]
+        if entry["x"] is not None and _number(entry["x"]) != label:
+            label = f"{label} = {_number(entry['x'])}"
+        done = sum(run["state"] == "finished" for run in entry["runs"])
+        failed = sum(run["state"] == "failed" for run in entry["runs"])
+        seeds = str(done) if done == len(entry["runs"]) else f"{done} of {len(entry['runs'])}"
+        row = [label, *(spread(entry["summary"].get(name)) for name in columns)]
+        row.append(seeds + (f", {failed} failed" if failed else ""))
+        if study.paper.values or study.paper.best:
+            row.append(study.paper.values.get(entry["name"], "best" if entry["name"] == study.paper.best else ""))
+        rows.append(row)
+    return {"header": header, "columns": columns, "rows": rows}
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1000 else f"{value:g}"
+
+
+def spread(summary: dict[str, Any] | None) -> str:
+    """``61.2 ± 0.4``, with as many digits as the size of the number deserves."""
+    if summary is None:
+        return "–"
+    value, std = summary["mean"], summary["std"]
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+    return f"{value:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def write_study(out: Path, document: dict[str, Any]) -> None:
+    """``study.json``, ``table.md`` and ``table.csv``."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "study.json", document)
+    write_text(out / "table.md", markdown(document))
+    write_text(out / "table.csv", as_csv(document))
+
+
+def markdown(document: dict[str, Any]) -> str:
+    study, table = document["definition"], document["table"]
+    results = [run["result"] for cell in document["cells"] for run in cell["runs"] if run["state"] == "finished"]
+    lines = [f"# {document['title']}", ""]
+    if results:
+        first = results[0]
+        lines += [
+            f"Recipe `{document['recipe']}`, {first['images']:,} images of {first['data']}, {first['epochs']} epochs, "
+            f"k-NN with k={first['knn_k']}, T={first['knn_temperature']}. Mean ± standard deviation over seeds.",
+            "",
+        ]
+    lines += [_row(table["header"]), "|---" * len(table["header"]) + "|", *(_row(row) for row in table["rows"]), ""]
+    if study["paper"]["note"]:
+        lines += [f"The paper: {study['paper']['note']}.", ""]
+    errors = [(cell["name"], run) for cell in document["cells"] for run in cell["runs"] if run["error"]]
+    lines += [f"- failed: {name}, seed {run['seed']}: {' '.join(run['error'].split())}" for name, run in errors]
+    lines += [""] * bool(errors)
+    if document["label_free"]:
+        lines += _markdown_label_free(document["label_free"])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_label_free(found: dict[str, dict[str, Any]]) -> list[str]:
+    with_labels = any("lost" in entry for entry in found.values())
+    lines = ["## Choosing without labels", ""]
+    header = ["figure", "better is", "chooses"]
+    header += ["Spearman with k-NN", "p", "cells", "k-NN of the choice, %", "k-NN lost"] if with_labels else ["cells"]
+    lines += [_row(header), "|---" * len(header) + "|"]
+    for figure, entry in found.items():
+        row = [LABELS[figure], entry["better"], entry["chooses"]]
+        if with_labels:
+            row += [_or_dash(entry["spearman"], "+.2f"), _or_dash(entry["p_value"], ".2g"), str(entry["cells"])]
+            row += [_or_dash(entry.get("knn_of_choice"), ".1f"), _or_dash(entry.get("lost"), ".1f")]
+        else:
+            row.append(str(entry["cells"]))
+        lines.append(_row(row))
+    note = "Over the cells' means; +1: the better the figure, the better k-NN. Fewer than three cells have no rank."
+    return [*lines, "", *([note] if with_labels else [])]
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def as_csv(document: dict[str, Any]) -> str:
+    """One line a cell: mean, std and n of every figure there is."""
+    names = [name for name in LABELS if any(name in cell["summary"] for cell in document["cells"])]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["cell", "x", *(f"{name}_{part}" for name in names for part in ("mean", "std", "n"))])
+    for cell in document["cells"]:
+        figures = [cell["summary"].get(name, {}).get(part) for name in names for part in ("mean", "std", "n")]
+        writer.writerow([cell["name"], cell["x"], *figures])
+    return stream.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """NaN and infinity are not JSON: null."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
