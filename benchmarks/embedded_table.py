@@ -31,7 +31,7 @@ def main() -> None:
     lines = [
         "# The ten recipes on the embedded synthetic set",
         "",
-        "Written by `benchmarks/embedded_table.py` from `results/embedded/runs.json`; it has the commands.",
+        "Written by `benchmarks/embedded_table.py`, which has the commands, from `results/embedded/runs.json`.",
         f"{first['images']:,} training images, seeds {', '.join(map(str, seeds))}; mean ± standard deviation. k-NN with",
         f"k={first['knn_k']}, T={first['knn_temperature']} on {first['images'] // 4:,} test images, last epoch.",
         f"Machine: {first['machine']}, torch {first['torch']}; time is that of a run with five others beside it.",
@@ -66,11 +66,11 @@ def main() -> None:
         "|---|---|",
         *gains,
         "",
-        "**The inter branch does not help here.** These are short runs on 4,096 drawn images: the clusters of a",
-        "network that has hardly learnt are noise for most of such a run, and the set's classes are not those of photographs.",
-        "The table shows that all ten recipes train and how they behave, not which is better; the settings of the",
-        "plain recipes were tuned on this set (k-NN on its test split), those of the inter branch are the paper's with",
-        "`auto` sizes.",
+        "**The inter branch does not help here.** These are short runs on 4,096 drawn images: the clusters of",
+        "a network that has hardly learnt are noise for most of such a run, and the set's classes are not",
+        "those of photographs. The table shows that all ten recipes train and how they behave, not which is",
+        "better; the settings of the plain recipes were tuned on this set (k-NN on its test split), those of",
+        "the inter branch are the paper's with `auto` sizes.",
     ]
     PAGE.write_text("\n".join(lines) + "\n")
 
