@@ -32,7 +32,7 @@ def main() -> None:
         "# The ten recipes on the embedded synthetic set",
         "",
         "Written by `benchmarks/embedded_table.py`, which has the commands, from `results/embedded/runs.json`.",
-        f"{first['images']:,} training images, seeds {', '.join(map(str, seeds))}; mean ± standard deviation. k-NN with",
+        f"{first['images']:,} training images, seeds {', '.join(map(str, seeds))}; mean ± standard deviation. k-NN,",
         f"k={first['knn_k']}, T={first['knn_temperature']} on {first['images'] // 4:,} test images, last epoch.",
         f"Machine: {first['machine']}, torch {first['torch']}; time is that of a run with five others beside it.",
         "",
