@@ -174,3 +174,45 @@ def test_ctrl_c_is_130(call: object, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recipe_and_overrides() -> None:
     assert cli.recipe_and_overrides(None) == (None, [])
     assert cli.recipe_and_overrides(["a.b=1", "mocov2", "c=d=e"]) == ("mocov2", ["a.b=1", "c=d=e"])
+
+
+def test_a_run_ends_with_its_page_and_the_page_can_be_made_again(call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert call("pretrain", *small(), "--out", str(run)).code == 0
+    assert "<!doctype html>" in (run / "report.html").read_text().lower()
+    assert call("report", str(run), "--points", "10", "--out", str(tmp_path / "again.html")).code == 0
+    assert (tmp_path / "again.html").stat().st_size > 10_000
+    answer = call("report", str(tmp_path))
+    assert answer.code == 2
+    assert "resolved.yaml" in answer.err
+    assert call("plot", "curves", str(run), "--out", str(tmp_path / "figures" / "curves.png")).code == 0
+    assert (tmp_path / "figures" / "curves.svg").exists()
+    answer = call("plot", "nothing", str(run), "--out", str(tmp_path / "x.png"))
+    assert answer.code == 2
+    assert "tsne, retrieval, negatives, curves" in answer.err
+
+
+def test_no_report_where_none_is_wanted(call, tmp_path: Path) -> None:
+    assert call("pretrain", *small(), "--no-report", "--out", str(tmp_path / "run")).code == 0
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_studies_are_listed_and_an_unknown_one_is_explained(call, tmp_path: Path) -> None:
+    assert "margin-inter" in call("study", "list").out.split()
+    answer = call("study", "lamda", "--out", str(tmp_path))
+    assert answer.code == 2
+    assert "lambda" in answer.err
+
+
+def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert call("pretrain", *small(), "--no-report", "--out", str(run)).code == 0
+    assert call("evaluate", "knn", str(run), "k=3").code == 0
+    assert (run / "evaluate" / "knn" / "result.json").exists()
+    assert "no protocol 'kn'" in call("evaluate", "kn", str(run)).err
+    assert call("embed", str(run), "synthetic:12", str(tmp_path / "features.safetensors")).code == 0
+    assert len((tmp_path / "features.names.txt").read_text().splitlines()) == 12
+    assert call("export", str(run), str(tmp_path / "weights.safetensors")).code == 0
+    answer = call("export", str(run), str(tmp_path / "weights.x"), "--format", "keras")
+    assert answer.code == 2
+    assert "detectron2" in answer.err

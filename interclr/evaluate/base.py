@@ -66,9 +66,16 @@ class Context:
 class Evaluation(Config, ABC):
     """Settings of a protocol are its fields; defaults are the paper's protocol."""
 
+    name: str
+
     @abstractmethod
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         """Named figures; raw results, predictions and the plot go to ``context.out``."""
+
+    def write_result(self, subject: Subject, data: str, context: Context, raw: dict[str, Any]) -> None:
+        """``result.json``: what was measured on what, by which settings, and everything in ``raw``."""
+        told = {"protocol": self.name, "subject": subject.name, "data": data, "seed": context.seed}
+        write_json(context.out / "result.json", told | {"settings": self.model_dump(mode="json")} | raw)
 
 
 def check_labels(data: LabelledData) -> None:

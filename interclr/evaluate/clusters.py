@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of, write_json
+from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of
 from interclr.evaluate.plots import figure
 from interclr.health import agreement
 from interclr.labels import kmeans
@@ -85,14 +85,11 @@ class Clusters(Evaluation):
         save_file(
             {"labels": clusters.contiguous(), "classes": labels.contiguous()}, context.out / "predictions.safetensors"
         )
-        write_json(
-            context.out / "result.json",
+        self.write_result(
+            subject,
+            data.name,
+            context,
             {
-                "protocol": self.name,
-                "subject": subject.name,
-                "data": data.name,
-                "seed": context.seed,
-                "settings": self.model_dump(mode="json"),
                 "clusters_of": "the run" if own else "k-means",
                 "figures": figures,
                 "sizes": clusters.bincount().tolist(),

@@ -236,14 +236,11 @@ class Detection(Evaluation):
         figures = summary(voc) | {f"coco_{name}": value for name, value in summary(coco).items()}
         curve = _thinned(losses)
         write_json(context.out / "predictions.json", predictions(judge, found))
-        write_json(
-            context.out / "result.json",
+        self.write_result(
+            subject,
+            str(self.data or _default_folder()),
+            context,
             {
-                "protocol": self.name,
-                "subject": subject.name,
-                "data": str(self.data or _default_folder()),
-                "seed": context.seed,
-                "settings": self.model_dump(mode="json"),
                 "figures": figures,
                 "rules": RULES,
                 "thresholds": THRESHOLDS.tolist(),

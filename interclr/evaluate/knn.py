@@ -9,7 +9,7 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor
 
-from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, check_labels, features_of, write_json
+from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, check_labels, features_of
 from interclr.evaluate.plots import figure
 from interclr.knn import nearest_rows, votes_of
 
@@ -40,14 +40,11 @@ class KNN(Evaluation):
                 self._keep(scores, truth, nearest, context)
         figures = {**curve[k], "k": float(k), "temperature": self.temperature}
         self._show(figures, curve, subject, data, context)
-        write_json(
-            context.out / "result.json",
+        self.write_result(
+            subject,
+            data.name,
+            context,
             {
-                "protocol": self.name,
-                "subject": subject.name,
-                "data": data.name,
-                "seed": context.seed,
-                "settings": self.model_dump(),
                 "figures": figures,
                 "accuracy_by_k": {str(value): found for value, found in curve.items()},
             },

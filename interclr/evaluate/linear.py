@@ -21,7 +21,7 @@ from interclr.data.loader import Canvas, Order, ResidentLoader, StreamLoader, in
 from interclr.data.source import ArraySource, Source
 from interclr.data.subset import Subset
 from interclr.data.views import View, Views, centre_crop
-from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels, write_json
+from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels
 from interclr.evaluate.heads import Heads, Measured, best_rate
 from interclr.evaluate.plots import figure
 from interclr.evaluate.stages import Stages
@@ -171,14 +171,11 @@ class Linear(Evaluation):
                 **({"mean": heads.mean[part], "variance": heads.variance[part]} if plan.batch_norm else {}),
             },
         )
-        write_json(
-            context.out / "result.json",
+        self.write_result(
+            subject,
+            data.name,
+            context,
             {
-                "protocol": self.name,
-                "subject": subject.name,
-                "data": data.name,
-                "seed": context.seed,
-                "settings": self.model_dump(mode="json"),
                 "preset": preset,
                 "plan": asdict(plan),
                 "cached": probe.cache is not None,

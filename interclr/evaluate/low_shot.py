@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of, write_json
+from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of
 from interclr.evaluate.draws import Indices, balanced_draw
 from interclr.evaluate.multilabel import MultiLabelSet, targets_of
 from interclr.evaluate.plots import figure
@@ -85,14 +85,11 @@ class LowShot(Evaluation):
         keep(context.out / "predictions.safetensors", kept)
         name = test.source.name if self.voc is not None else data.name
         self._show(figures, sizes, names, f"{subject.name} on {name}", context)
-        write_json(
-            context.out / "result.json",
+        self.write_result(
+            subject,
+            name,
+            context,
             {
-                "protocol": self.name,
-                "subject": subject.name,
-                "data": name,
-                "seed": context.seed,
-                "settings": self.model_dump(mode="json"),
                 "figures": figures,
                 "draws": table,
                 "classes": list(test.classes),

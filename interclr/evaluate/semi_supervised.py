@@ -24,7 +24,7 @@ from interclr.data.loader import Canvas, Order, ResidentLoader, StreamLoader, in
 from interclr.data.source import ArraySource, Source
 from interclr.data.subset import Subset
 from interclr.data.views import View, Views, centre_crop
-from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels, write_json
+from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels
 from interclr.evaluate.draws import balanced_draw, smallest_class
 from interclr.evaluate.plots import figure
 from interclr.features import embed_all
@@ -99,14 +99,11 @@ class SemiSupervised(Evaluation):
             details.append({"part": part.name, **images, "weight_decay": part.decay, "loss_by_epoch": losses})
         save_file(kept, context.out / "predictions.safetensors")
         self._show(figures, details, f"{subject.name} on {data.name}", context)
-        write_json(
-            context.out / "result.json",
+        self.write_result(
+            subject,
+            data.name,
+            context,
             {
-                "protocol": self.name,
-                "subject": subject.name,
-                "data": data.name,
-                "seed": context.seed,
-                "settings": self.model_dump(mode="json"),
                 "figures": figures,
                 "parts": details,
             },

@@ -79,16 +79,8 @@ def evaluate(
             if not any(place.iterdir()):
                 place.rmdir()
             continue
-        summary = {
-            "protocol": name,
-            "subject": subject.name,
-            "data": data.name,
-            "figures": results[name],
-            "settings": settings.model_dump(mode="json"),
-            "seed": request.seed,
-            "seconds": round(time.monotonic() - started, 2),
-        }
-        write_json(place / "summary.json", summary)
+        seconds = round(time.monotonic() - started, 2)
+        screen.say(f"{name}: {seconds:.1f} s; results in {place}")
         _predictions_as_json(place)
     if len(names) > 1:
         _table_of_all(results, passed_over, subject, out, screen)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from safetensors.torch import save_file
 
-from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of, write_json
+from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of
 from interclr.evaluate.multilabel import MultiLabelSet, targets_of
 from interclr.evaluate.plots import figure
 from interclr.svm import COSTS, PRIMAL_FROM, Machine, Reals, Signs, average_precision, best_cost, in_parallel, unit_rows
@@ -75,14 +75,11 @@ class SVM(Evaluation):
         keep(context.out / "predictions.safetensors", kept)
         name = test.source.name if self.voc is not None else data.name
         self._show(figures, precisions, test, f"{subject.name} on {name}", context)
-        write_json(
-            context.out / "result.json",
+        self.write_result(
+            subject,
+            name,
+            context,
             {
-                "protocol": self.name,
-                "subject": subject.name,
-                "data": name,
-                "seed": context.seed,
-                "settings": self.model_dump(mode="json"),
                 "figures": figures,
                 "solver": "dual" if dual else "primal",
                 "unconverged": unconverged,

@@ -45,9 +45,9 @@ def class_folder(folder: Path, images: int = 80) -> Path:
 def test_a_run_is_measured_on_its_own_data(run: Path, tmp_path: Path) -> None:
     figures = measure(["knn"], str(run), "k=5", out=tmp_path)["knn"]
     assert figures["k"] == 5
-    summary = json.loads((tmp_path / "knn" / "summary.json").read_text())
-    assert summary["figures"] == figures
-    assert summary["settings"]["temperature"] == 0.1
+    result = json.loads((tmp_path / "knn" / "result.json").read_text())
+    assert result["figures"] == figures
+    assert result["settings"]["temperature"] == 0.1
     predictions = json.loads((tmp_path / "knn" / "predictions.json").read_text())
     assert all(len(values) == 40 for values in predictions.values())
     assert measure(["knn"], str(run), "k=5", out=tmp_path)["knn"] == figures  # from cached features
