@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -135,3 +136,31 @@ def test_a_wrong_setting_names_the_key(run: Path, tmp_path: Path) -> None:
         measure(["knn"], str(run), "temprature=1", out=tmp_path)
     with pytest.raises(UserError, match="--data"):
         measure(["knn"], "torchvision/resnet18", out=tmp_path)
+
+
+def test_torchvisions_weights_load_by_name_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From torchvision's own cache folder, as its download leaves them; without them the error says what is missing."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    weights = torchvision.models.ResNet18_Weights.IMAGENET1K_V1
+    network = torchvision.models.resnet18()
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(network.state_dict(), tmp_path / "checkpoints" / Path(weights.url).name)
+    opened = open_subject("torchvision/resnet18@IMAGENET1K_V1")
+    network.fc = torch.nn.Identity()
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(opened.backbone(images), network.eval()(images))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+    with pytest.raises(UserError, match="cannot be fetched"):
+        open_subject("torchvision/resnet34@IMAGENET1K_V1")
+
+
+def unreachable(*_: object, **__: object) -> None:
+    raise OSError("no network")
+
+
+def test_another_number_of_channels_is_named(tmp_path: Path) -> None:
+    state = open_subject("torchvision/resnet18").backbone.network.state_dict()
+    state["conv1.weight"] = state["conv1.weight"][:, :1].clone()
+    save_file(state, tmp_path / "grey.safetensors")
+    with pytest.raises(UserError, match=r"conv1\.weight"):
+        open_subject(str(tmp_path / "grey.safetensors"), backbone="resnet18")
