@@ -1,0 +1,123 @@
+"""``check`` finds every kind of odd file and survives all of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from interclr.data.check import CheckReport, check
+from interclr.data.decode import ORIENTATION_TAG
+from interclr.data.source import ArraySource
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERCLR_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def noise(seed: int, mode: str = "RGB") -> Image.Image:
+    small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((64, 48), Image.Resampling.BICUBIC).convert(mode)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
+    root.mkdir()
+    noise(0).save(root / "good.jpg")
+    noise(1).save(root / "also good.png")
+    (root / "empty.jpg").touch()
+    (root / "empty too.jpg").touch()
+    (root / "text.jpg").write_text("<html>not found</html>")
+    noise(2).save(root / "whole.jpg")
+    (root / "half.jpg").write_bytes((root / "whole.jpg").read_bytes()[:-300])
+    noise(3).save(root / "half.png")
+    (root / "half.png").write_bytes((root / "half.png").read_bytes()[:-300])
+    noise(4).save(root / "moving.gif", save_all=True, append_images=[noise(5)])
+    noise(6, "CMYK").save(root / "cmyk.jpg")
+    Image.fromarray(np.random.default_rng(0).integers(0, 65536, (40, 40), dtype=np.uint16)).save(root / "deep.png")
+    noise(7, "RGBA").save(root / "alpha.png")
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 3
+    noise(8).save(root / "turned.jpg", exif=exif)
+    noise(9).resize((8, 9)).save(root / "<tiny>.png")
+    shutil.copy(root / "good.jpg", root / "good copy.jpg")
+    noise(1).save(root / "also good.bmp")  # the same pixels in another file
+    (root / "dangling.jpg").symlink_to(root / "nowhere")
+    return root
+
+
+def names(report: CheckReport, kind: str) -> list[str]:
+    return [name for name, _ in report.findings[kind]]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_kind_is_found(folder: Path, workers: int) -> None:
+    calls: list[tuple[int, int]] = []
+    report = check(folder, workers=workers, progress=lambda done, total: calls.append((done, total)))
+    assert names(report, "zero size") == ["empty too.jpg", "empty.jpg"]
+    assert names(report, "unreadable") == ["dangling.jpg", "text.jpg"]
+    assert names(report, "truncated") == ["half.jpg", "half.png"]
+    assert names(report, "animated") == ["moving.gif"]
+    assert names(report, "CMYK") == ["cmyk.jpg"]
+    assert names(report, "16-bit") == ["deep.png"]
+    assert names(report, "alpha") == ["alpha.png"]
+    assert names(report, "turned") == ["turned.jpg"]
+    assert names(report, "small") == ["<tiny>.png"]
+    assert report.duplicate_files == [["good copy.jpg", "good.jpg"]]
+    assert report.duplicate_pixels == [["also good.bmp", "also good.png"]]
+    assert report.unreadable == 6
+    assert report.count == len(calls) == 17
+    assert calls[-1] == (17, 17)
+
+
+def test_summary_and_json(folder: Path) -> None:
+    report = check(folder)
+    rows = {kind: (count, examples) for kind, count, examples in report.summary()}
+    assert rows["duplicate files"] == (1, "good copy.jpg = good.jpg")
+    assert rows["small"] == (1, "<tiny>.png (8×9)")
+    assert rows["zero size"][0] == 2
+    assert json.loads(report.to_json())["findings"]["CMYK"][0]["name"] == "cmyk.jpg"
+
+
+def test_deep_colour_is_found_though_pillow_hides_it(tmp_path: Path) -> None:
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    rows = b"".join(b"\0" + bytes(40 * 6) for _ in range(40))
+    header = struct.pack(">IIBBBBB", 40, 40, 16, 2, 0, 0, 0)  # 16 bits, RGB
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    assert names(check(tmp_path), "16-bit") == ["deep.png"]
+
+
+def test_all_splits_are_checked(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        noise(0).save(tmp_path / split / "same.png")
+    assert check(tmp_path).duplicate_files == [["train/same.png", "val/same.png"]]
+
+
+def test_clean_folder_has_nothing_to_say(tmp_path: Path) -> None:
+    noise(0).save(tmp_path / "a.jpg")
+    noise(1).save(tmp_path / "b.jpg")
+    report = check(tmp_path)
+    assert report.summary() == []
+    assert report.unreadable == 0
+
+
+def test_arrays_are_checked_for_equal_pixels() -> None:
+    pixels = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    pixels[4] = pixels[1]
+    report = check(ArraySource(pixels, name="numbers train"))
+    assert report.duplicate_pixels == [["numbers/train/00001", "numbers/train/00004"]]
+    assert report.duplicate_files == []
