@@ -61,6 +61,8 @@ def pretrain(
             raise UserError(f"--resume: there is no run in {out}")
         if recipe is None and (out / "resolved.yaml").is_file():
             recipe = str(out / "resolved.yaml")
+        elif recipe is None and data is None:
+            raise UserError(f"--resume: {out} holds no run yet (no resolved.yaml); start it again without --resume")
     if out is None and dist.launched():
         raise UserError("several processes need one run folder: add --out DIR")
     name = recipe or ("default" if data is None else "folder")
@@ -205,7 +207,8 @@ def embed(
     split: Annotated[str, typer.Option(help="train or test")] = "train",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
-    """Write the features of every image, in the order of their names beside it (.txt); NaN where unreadable."""
+    """Write the features of every image, in the order of the names beside it (.names.txt); NaN where unreadable."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from interclr.data.builtin import open_source
@@ -226,8 +229,12 @@ def embed(
     tensors = {"features": features}
     if source.labels is not None:
         tensors["labels"] = source.labels.contiguous()
-    save_file(tensors, out)
-    names = "\n".join(json.dumps(source.name_of(row), ensure_ascii=False) for row in range(len(source)))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, out)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {out}: {error}") from error
+    names = "\n".join(json.dumps(source.name_of(row)) for row in range(len(source)))
     out.with_suffix(".names.txt").write_text(names + "\n")
     console.print(f"{len(source):,} x {features.shape[1]} features in {out}", markup=False)
 
@@ -306,17 +313,19 @@ def data_check(
     report_file: Annotated[Path | None, typer.Option("--json", help="Also write the whole report here.")] = None,
 ) -> None:
     """Find unreadable, truncated and odd images and exact duplicates. Exits with 1 where images are unreadable."""
-    from interclr.data.builtin import open_source
     from interclr.data.check import check
     from interclr.screen import Screen
 
     screen = Screen(console)
     with screen.working("checking") as progress:
-        report = check(open_source(source), progress=progress)
+        report = check(source, progress=progress)
     rows = [(kind, f"{count:,}", examples) for kind, count, examples in report.summary()]
     screen.table(f"{source}: {report.count:,} images", rows, ("finding", "images", "for instance"))
     if report_file is not None:
-        report_file.write_text(report.to_json())
+        try:
+            report_file.write_text(report.to_json())
+        except OSError as error:
+            raise UserError(f"cannot write {report_file}: {error.strerror or error}") from error
     if report.unreadable:
         raise typer.Exit(1)
 

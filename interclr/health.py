@@ -68,11 +68,12 @@ def agreement(clusters: Tensor, labels: Tensor) -> dict[str, float]:
 def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:
     """What is wrong, said aloud, with what to try."""
     said = []
-    rank = figures.get("rank_me")
-    if rank is not None and not rank >= max(2.0, 0.02 * dim):  # so that NaN counts as collapsed
+    rank, possible = figures.get("rank_me"), min(dim, size, SAMPLE)  # n images span n directions at most
+    least = min(2.0, 0.5 * possible) if possible < 100 else 0.02 * possible
+    if rank is not None and not rank >= least:  # so that NaN counts as collapsed
         said.append(
-            f"the embedding has collapsed to an effective rank of {rank:.1f} of {dim}: try a lower optimiser.base_lr, "
-            "a longer schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"
+            f"the embedding has collapsed to an effective rank of {rank:.1f} of {possible}: try a lower "
+            "optimiser.base_lr, a longer schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"
         )
     largest = figures.get("cluster_max")
     if largest is not None and largest > 0.5 * size:

@@ -55,6 +55,8 @@ def _open_path(path: Path, split: str, max_side: int | None) -> Source:
         if split != "train":
             raise UserError(f"{path} is one packed store without splits; pack {split!r} separately and name that store")
         return open_packed(path, max_side)
+    if path.is_dir() and (parts := voc_parts(path)) is not None:
+        return _voc_folder(*parts, _known_split(str(spec), split), str(spec), max_side)
     if path.is_dir():
         images = split_folder(path, split)
         return open_packed(images, max_side) if is_packed(images) else open_folder(path, split, max_side)
@@ -134,21 +136,49 @@ def _places205(root: Path, split: str, max_side: int | None) -> Source:
 
 
 def _voc(name: str, train: tuple[str, ...]) -> Opener:
-    """Objects are many to an image, so there is no single label; detection and SVM read the annotations themselves."""
-
     def opener(root: Path, split: str, max_side: int | None) -> Source:
         kit = next((base / "VOCdevkit" for base in (root / "voc", root) if (base / "VOCdevkit").is_dir()), None)
         if kit is None:
             raise UserError(f"{name} is not in {root}; run: interclr data get {name}")
-        names: list[str] = []
-        for year in train if split == "train" else ("VOC2007",):
-            identifiers = kit / year / "ImageSets" / "Main" / ("trainval.txt" if split == "train" else "test.txt")
-            if not identifiers.is_file():
-                raise UserError(f"{name} is incomplete: {identifiers} is missing; run: interclr data get {name}")
-            names += [f"{year}/JPEGImages/{line}.jpg" for line in identifiers.read_text().split()]
-        return FileSource(kit, Names.of(names), name=f"{name} {split}", max_side=max_side)
+        return _voc_images(kit, train if split == "train" else ("VOC2007",), split, name, max_side)
 
     return opener
+
+
+def _voc_images(kit: Path, years: tuple[str, ...], split: str, name: str, max_side: int | None) -> FileSource:
+    """Objects are many to an image, so there is no single label; detection and SVM read the annotations themselves."""
+    names: list[str] = []
+    for year in years:
+        identifiers = kit / year / "ImageSets" / "Main" / ("trainval.txt" if split == "train" else "test.txt")
+        if not identifiers.is_file():
+            raise UserError(f"{name} is incomplete: {identifiers} is missing")
+        names += [f"{year}/JPEGImages/{line}.jpg" for line in identifiers.read_text().split()]
+    return FileSource(kit, Names.of(names), name=f"{name} {split}", max_side=max_side)
+
+
+def voc_parts(folder: Path) -> tuple[Path, tuple[str, ...]] | None:
+    """A devkit and its years, where ``folder`` is a devkit, holds one, or is one year of one; otherwise None."""
+
+    def is_year(path: Path) -> bool:
+        return all((path / part).is_dir() for part in ("JPEGImages", "Annotations", "ImageSets/Main"))
+
+    if is_year(folder):
+        return folder.absolute().parent, (folder.absolute().name,)
+    for kit in (folder, folder / "VOCdevkit"):
+        years = tuple(sorted(path.name for path in kit.iterdir() if is_year(path))) if kit.is_dir() else ()
+        if years:
+            return kit, years
+    return None
+
+
+def _voc_folder(kit: Path, years: tuple[str, ...], split: str, name: str, max_side: int | None) -> Source:
+    """Of a devkit given as a folder: every year to train on, and to test on VOC2007 or else every year with a list."""
+    if split != "train":
+        tested = tuple(year for year in years if (kit / year / "ImageSets" / "Main" / "test.txt").is_file())
+        years = ("VOC2007",) if "VOC2007" in tested else tested
+        if not years:
+            raise UserError(f"{name} has no test.txt in ImageSets/Main")
+    return _voc_images(kit, years, split, name, max_side)
 
 
 BUILT_IN: dict[str, Opener] = {

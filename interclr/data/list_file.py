@@ -16,6 +16,7 @@ from interclr.data.names import Names
 from interclr.data.source import FileSource
 from interclr.types import UserError
 
+LARGEST_CLASS = 30_000  # numbers from here on are identifiers, not classes counted from 0
 PATH_COLUMNS = ("path", "file", "filename", "image", "image_path", "file_name", "name")
 LABEL_COLUMNS = ("label", "class", "target", "category", "label_name", "class_name")
 
@@ -103,7 +104,7 @@ def _named_columns(text: str, header: list[str], path_column: str) -> Iterator[t
 
 
 def _number(labels: list[str], file: Path) -> tuple[Tensor | None, tuple[str, ...] | None]:
-    """Whole numbers are kept as they are; words are numbered in sorted order; a missing label is -1."""
+    """Whole numbers are kept (large ones renumbered); words are numbered in sorted order; a missing label is -1."""
     present = {label for label in labels if label}
     if not present:
         return None, None
@@ -111,7 +112,12 @@ def _number(labels: list[str], file: Path) -> tuple[Tensor | None, tuple[str, ..
         numbers = torch.tensor([int(label) if label else -1 for label in labels])
         if int(numbers.min()) < -1:
             raise UserError(f"{file}: the label {int(numbers.min())} is negative (only -1 is allowed, for unknown)")
-        return numbers, None
+        if int(numbers.max()) < LARGEST_CLASS:
+            return numbers, None
+        # Identifiers rather than class numbers: they would size tables of votes, so they are numbered densely.
+        known = numbers[numbers >= 0].unique()
+        dense = torch.where(numbers < 0, -1, torch.searchsorted(known, numbers.clamp_min(int(known[0]))))
+        return dense, tuple(str(label) for label in known.tolist())
     classes = tuple(sorted(present))
     number = {name: index for index, name in enumerate(classes)}
     return torch.tensor([number.get(label, -1) for label in labels]), classes

@@ -21,6 +21,8 @@ from interclr.data.source import Source, UnreadableImage
 from interclr.types import Images, UserError
 
 Progress = Callable[[int, int], None]
+Failures = list[tuple[str, str]]  # names and reasons
+SEARCH = 4096  # images looked at for a readable one before a run gives up
 CANVAS_STEP = 32  # streamed canvases grow in these steps, so that few distinct shapes occur
 
 
@@ -122,7 +124,7 @@ class StreamLoader:
     def iterate(self, first_step: int, last_step: int) -> Iterator[Images]:
         cuda = self.device.type == "cuda"
         loader = DataLoader(
-            _Rows(self.source),
+            _Rows(self.source, search=not self.fail),
             batch_sampler=_Steps(self.order, first_step, last_step),
             collate_fn=_as_given,
             num_workers=self.workers,
@@ -153,18 +155,29 @@ class _Steps(Sampler[list[int]]):
 
 
 class _Rows(Dataset[object]):
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, search: bool = False) -> None:
+        self.source, self.search = source, search
 
     def __getitem__(self, rows: list[int]) -> object:
-        return read_batch(self.source, rows)
+        batch = read_batch(self.source, rows)
+        if batch[1] is not None or not self.search:
+            return batch
+        return self._from_elsewhere(rows, batch[-1])
+
+    def _from_elsewhere(self, rows: list[int], failures: Failures) -> object:
+        """A wholly unreadable batch takes the next readable images of the set: a broken folder does not end a run."""
+        count = len(self.source)
+        for start in range(1, min(count, SEARCH), len(rows)):
+            others = [(rows[-1] + start + i) % count for i in range(len(rows))]
+            *found, more = read_batch(self.source, others)
+            failures = failures + more
+            if found[1] is not None:
+                return *found, failures
+        return torch.tensor(rows), None, None, None, failures
 
 
 def _as_given(items: list[object]) -> object:
     return items[0]
-
-
-Failures = list[tuple[str, str]]
 
 
 def read_batch(source: Source, rows: list[int]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Failures]:
@@ -199,7 +212,9 @@ def on_canvas(images: Sequence[Tensor], step: int = 1) -> tuple[Tensor, Tensor |
 
 
 def default_workers() -> int:
-    return min(os.cpu_count() or 1, 16)
+    """Every core, shared by the ranks on this machine, and at most 16."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min((os.cpu_count() or 1) // ranks, 16))
 
 
 def _up(value: int, step: int) -> int:

@@ -16,7 +16,7 @@ class Subset(Source):
         self.source, self.rows = source, rows
         self.name = name or source.name
         self.classes = source.classes
-        self.labels = None if source.labels is None else source.labels[torch.as_tensor(rows)]
+        self.labels = None if source.labels is None else source.labels[torch.as_tensor(rows, dtype=torch.int64)]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -32,4 +32,4 @@ class Subset(Source):
 
     def _add_to_fingerprint(self, digest: hashlib._Hash) -> None:
         digest.update(self.source.fingerprint().encode())
-        digest.update(torch.as_tensor(self.rows).numpy().tobytes())
+        digest.update(torch.as_tensor(self.rows, dtype=torch.int64).numpy().tobytes())

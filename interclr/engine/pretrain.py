@@ -18,6 +18,7 @@ import torch
 
 from interclr import dist
 from interclr.config import Settings, dump
+from interclr.data.builtin import BUILT_IN, data_root
 from interclr.data.loader import Canvas, Loader, default_workers
 from interclr.data.views import Views
 from interclr.engine.build import build_learner, choose_device, peak_rate, set_determinism
@@ -66,9 +67,14 @@ def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device
     """What only the open data and the machine could tell, so that ``resolved.yaml`` leaves nothing to guess."""
     resident = isinstance(data.images, Canvas)
     workers = default_workers() if settings.data.workers == "auto" else settings.data.workers
+    # Absolute, so that the run can be continued and looked at from another working directory.
+    path = Path(settings.data.source).expanduser()
+    source = str(path.absolute()) if path.exists() and settings.data.source not in BUILT_IN else settings.data.source
+    root = settings.data.root.absolute() if settings.data.root is not None else data_root().absolute()
+    where = {"source": source, "root": root, "resident": resident, "workers": workers}
     return settings.model_copy(
         update={
-            "data": settings.data.model_copy(update={"resident": resident, "workers": workers}),
+            "data": settings.data.model_copy(update=where),
             "engine": settings.engine.model_copy(update={"device": device.type}),
         }
     )
@@ -335,8 +341,9 @@ class Training:
         if self.step % self.plan.accumulate or self.step >= self.plan.total:
             return  # a checkpoint holds no half-summed gradients; the last one is written at the end
         every = int(self.settings.checkpoint.every_epochs) * self.plan.steps_per_epoch
+        passed = self.step // every > max(self.saved_step, 0) // every  # since the last checkpoint, not just now
         late = time.monotonic() - self.saved_at > 60 * self.settings.checkpoint.every_minutes
-        if self.step % every == 0 or late:
+        if passed or late:
             self._save()
 
     # Figures.

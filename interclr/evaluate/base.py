@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from interclr.data.loader import Unreadable, in_order
-from interclr.data.source import Source
+from interclr.data.source import ArraySource, FileSource, Source
+from interclr.data.subset import Subset
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
 from interclr.models import Backbone
@@ -99,7 +100,8 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     weights = hashlib.sha256()
     for name, tensor in subject.backbone.state_dict().items():
         weights.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
-    key = f"{weights.hexdigest()[:16]}-{source.fingerprint()[:16]}-{subject.image_size}"
+    weights.update(repr((subject.mean, subject.std, context.autocast, context.device.type)).encode())
+    key = f"{weights.hexdigest()[:16]}-{_content(source)[:16]}-{subject.image_size}"
     cached = context.out.parent / "features" / f"{key}.safetensors"
     if cached.exists():
         return load_file(cached)["features"].to(context.device)
@@ -109,6 +111,22 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     save_file({"features": features.cpu().contiguous()}, temporary)
     os.replace(temporary, cached)
     return features
+
+
+def _content(source: Source) -> str:
+    """A hash that changes with the images themselves: sizes and times of files, the pixels of arrays."""
+    digest = hashlib.sha256(source.fingerprint().encode())
+    inner, rows = (source.source, source.rows) if isinstance(source, Subset) else (source, range(len(source)))
+    if isinstance(inner, ArraySource):
+        digest.update(inner.pixels.contiguous().numpy().tobytes())
+    elif isinstance(inner, FileSource):
+        for row in rows:
+            try:
+                about = os.stat(inner.path_of(row))
+                digest.update(f"{about.st_size},{about.st_mtime_ns};".encode())
+            except OSError:
+                digest.update(b"missing;")
+    return digest.hexdigest()
 
 
 def embed_source(subject: Subject, source: Source, context: Context, unreadable: Unreadable | None = None) -> Tensor:

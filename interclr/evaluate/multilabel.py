@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from interclr.data.names import Names
 from interclr.data.source import FileSource, Source
 from interclr.evaluate.base import LabelledData, check_labels
+from interclr.evaluate.voc_boxes import parse_xml
 from interclr.svm import Signs
 from interclr.types import UserError
 
@@ -97,10 +97,7 @@ def _from_annotations(folder: Path, identifiers: list[str]) -> tuple[tuple[str, 
     """Classes are those named anywhere in the year's annotations, so that both splits agree on them."""
     present: dict[str, dict[str, bool]] = {}  # image → class → whether one of its objects is not difficult
     for path in sorted((folder / "Annotations").glob("*.xml")):
-        try:
-            objects = ElementTree.parse(path).getroot().findall("object")
-        except ElementTree.ParseError as error:
-            raise UserError(f"{path} is not readable XML: {error}") from None
+        objects = parse_xml(path).findall("object")
         seen = present.setdefault(path.stem, {})
         for item in objects:
             name, easy = (item.findtext("name") or "").strip(), (item.findtext("difficult") or "0").strip() != "1"

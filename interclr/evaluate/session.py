@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from interclr.config import explain, parse_override
 from interclr.data.builtin import open_source
 from interclr.data.packed import is_packed
-from interclr.data.source import Source
+from interclr.data.source import FileSource, Source
 from interclr.data.subset import Subset
 from interclr.data.views import largest_side
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, write_json
@@ -119,24 +119,37 @@ def _data_for(
     if name == "detection" and getattr(settings, "data", None) is None:
         if train.labels is not None:
             raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
-        settings = settings.model_copy(update={"data": Path(spec) if Path(spec).is_dir() else root})
+        settings = settings.model_copy(update=_boxes_of(spec, train))
     if name == "detection" or getattr(settings, "voc", None) is not None:
         return LabelledData(train, train, spec), settings  # these read their annotations themselves
-    if name == "clusters" and is_run and request.data is None:
-        settings = _own_clusters(folder, settings, len(train), place)
+    if name == "clusters":  # the test split is not looked at, so none is taken out
+        if is_run and request.data is None:
+            settings = _own_clusters(folder, settings, train, place)
+        return LabelledData(train, train, name=spec), settings
     return LabelledData(*_split(spec, train, root, max_side, screen), name=spec), settings
+
+
+def _boxes_of(spec: str, train: Source) -> dict[str, Any]:
+    """Where detection finds its annotations; voc07 and voc0712 name the years to train on."""
+    if not isinstance(train, FileSource):
+        raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
+    if spec == "voc07":
+        return {"data": train.folder, "train": ("VOC2007/trainval",), "test": ("VOC2007/test",)}
+    return {"data": train.folder if spec == "voc0712" else Path(spec)}
 
 
 def _split(spec: str, train: Source, root: Path | None, max_side: int, screen: Screen) -> tuple[Source, Source]:
     """The set's own test split; without one a fifth of every class, fixed for all time and said aloud."""
     if not Path(spec).is_file() and not is_packed(Path(spec)):
         try:
-            return train, open_source(spec, "test", root, max_side)
+            return _labelled(train, screen), _labelled(open_source(spec, "test", root, max_side), screen)
         except UserError:
             if not Path(spec).is_dir():
                 raise
     if train.labels is None:
         return train, train  # check_labels says what is missing
+    train = _labelled(train, screen)
+    assert train.labels is not None
     generator = torch.Generator().manual_seed(SPLIT_SEED)
     shuffled = torch.randperm(len(train), generator=generator)
     labels = train.labels[shuffled]
@@ -144,17 +157,31 @@ def _split(spec: str, train: Source, root: Path | None, max_side: int, screen: S
     for label in labels.unique().tolist():
         rows = shuffled[labels == label].tolist()
         test_rows += rows[: max(1, round(TEST_SHARE * len(rows)))] if len(rows) > 1 else []
+    if not test_rows:
+        raise UserError(f"{spec} has no test split, and with one image of every class none can be lent to it")
     chosen = set(test_rows)
     train_rows = [row for row in range(len(train)) if row not in chosen]
     screen.say(f"no test split: {len(chosen)} of {len(train)} images, a fifth of every class, are tested on")
     return Subset(train, train_rows), Subset(train, sorted(chosen))
 
 
-def _own_clusters(folder: Path, settings: Evaluation, images: int, place: Path) -> Evaluation:
+def _labelled(source: Source, screen: Screen) -> Source:
+    """The images with a label, where only some have one."""
+    if source.labels is None or bool((source.labels < 0).all()):
+        return source
+    known = (source.labels >= 0).nonzero().flatten()
+    if len(known) == len(source):
+        return source
+    screen.say(f"{len(source) - len(known):,} of {len(source):,} images of {source.name} have no label: left out")
+    return Subset(source, known.tolist())
+
+
+def _own_clusters(folder: Path, settings: Evaluation, train: Source, place: Path) -> Evaluation:
     """The clusters of the run's own memory bank, where it has one for these very images."""
     found = checkpoint.load_latest(folder / "checkpoint")
     labels = None if found is None else found[0]["learner"].get("bank.labels")
-    if labels is None or len(labels) != images or bool((labels < 0).any()):
+    same = found is not None and found[0]["data"] == train.fingerprint()
+    if labels is None or not same or bool((labels < 0).any()):
         return settings
     path = place / "assignments.safetensors"
     save_file({"labels": labels.cpu().contiguous()}, path)

@@ -37,11 +37,14 @@ def report(
         raise UserError(f"--points {points}: from 2 to {MOST_POINTS:,} images can be shown")
     target = Path(out) if out is not None else folder
     target = target / "report.html" if target.is_dir() else target
-    page = render(collect(folder, points, device, screen))
+    content = collect(folder, points, device, screen)
+    page = render(content)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {target.parent}: {error.strerror or error}; choose another --out") from error
+    if content["images"] is None and target.exists():
+        raise UserError(f"{target} is left as it is: the images cannot be opened now, and it may show them")
     write_text(target, page)
     screen.say(f"report: {target} ({len(page) / 1e6:.1f} MB)")
     return target

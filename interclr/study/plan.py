@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from interclr.config import Settings, load_recipe, merge, parse_override, settings_from
@@ -74,6 +75,12 @@ class _Base:
         return self._settled
 
 
+def default_recipe(study: Study, data: str | None) -> str:
+    """A user's own images want the recipe that follows them, not the embedded set's sizes and views."""
+    own = data is not None and Path(data).expanduser().exists()
+    return "folder" if own and study.recipe == Study.model_fields["recipe"].default else study.recipe
+
+
 def plan(
     study: Study,
     recipe: str | None = None,
@@ -86,7 +93,7 @@ def plan(
 
     The recipe, then the study's overrides, then the cell's, then the user's; a user cannot set what the cells vary.
     """
-    chosen = recipe or study.recipe
+    chosen = recipe or default_recipe(study, data)
     given = [f"data.source={json.dumps(data)}"] * (data is not None)
     given += [f"schedule.epochs={epochs}"] * (epochs is not None)
     given += overrides

@@ -23,7 +23,7 @@ from interclr.engine import pretrain
 from interclr.run.folder import Run, write_text
 from interclr.screen import Screen, TrainingBar
 from interclr.study.figures import draw
-from interclr.study.plan import Cell, plan
+from interclr.study.plan import Cell, default_recipe, plan
 from interclr.study.schema import Study, open_studies
 from interclr.study.tables import gather, markdown, write_study
 from interclr.study.worker import CELL, ERROR, INTERRUPTED, record_failure, state_of, train_cell
@@ -81,12 +81,14 @@ def run_study(
         documents: dict[str, dict[str, Any]] = {}
         for each, study in studies.items():
             place = out if len(studies) == 1 else out / each
-            documents[each] = gather(each, study, planned[each], work.folder, recipe or study.recipe)
+            documents[each] = gather(each, study, planned[each], work.folder, recipe or default_recipe(study, data))
             write_study(place, documents[each])
             draw(place, study, documents[each])
         if len(studies) > 1:
             write_text(out / "table.md", "\n".join(markdown(document) for document in documents.values()))
     _tell(documents, out, screen)
+    if all(state_of(work.folder(cell)) != "finished" for cell in work.cells.values()):
+        raise UserError(f"no cell of the study could be trained; the reasons are in {out / 'table.md'}")
     return documents
 
 

@@ -166,3 +166,29 @@ def test_bad_lists(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list.txt").write_text(text)
     with pytest.raises(UserError, match=message):
         open_source(tmp_path / "list.txt")
+
+
+def test_identifiers_as_labels_are_numbered_densely(tmp_path: Path) -> None:
+    """Labels such as 2000000007 would otherwise size tables of votes."""
+    for name in ("a.png", "b.png", "c.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "list.csv").write_text("a.png,2000000007\nb.png,\nc.png,40000\n")
+    source = open_source(tmp_path / "list.csv")
+    assert source.labels is not None
+    assert source.labels.tolist() == [1, -1, 0]
+    assert source.classes == ("40000", "2000000007")
+
+
+def test_a_devkit_given_as_a_folder_is_not_a_set_of_classes(tmp_path: Path) -> None:
+    year = tmp_path / "VOCdevkit" / "VOC2007"
+    for part in ("JPEGImages", "Annotations", "ImageSets/Main", "SegmentationClass"):
+        (year / part).mkdir(parents=True)
+    for name in ("000001", "000002"):
+        Image.new("RGB", (8, 8)).save(year / "JPEGImages" / f"{name}.jpg")
+        Image.new("RGB", (8, 8)).save(year / "SegmentationClass" / f"{name}.png")
+    (year / "ImageSets" / "Main" / "trainval.txt").write_text("000001\n")
+    (year / "ImageSets" / "Main" / "test.txt").write_text("000002\n")
+    for folder in (tmp_path, tmp_path / "VOCdevkit", year):
+        train, test = open_source(folder), open_source(folder, "test")
+        assert (train.labels, test.labels) == (None, None)
+        assert [train.name_of(0), test.name_of(0)] == ["VOC2007/JPEGImages/000001.jpg", "VOC2007/JPEGImages/000002.jpg"]

@@ -164,3 +164,37 @@ def test_another_number_of_channels_is_named(tmp_path: Path) -> None:
     save_file(state, tmp_path / "grey.safetensors")
     with pytest.raises(UserError, match=r"conv1\.weight"):
         open_subject(str(tmp_path / "grey.safetensors"), backbone="resnet18")
+
+
+def test_the_clusters_of_a_run_on_a_folder_are_its_own(tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images")
+    overrides = [*TINY, f"data.source={folder}", "inter.clusters=8", "inter.sampler.negatives=4"]
+    pretrain(load_settings("default", overrides), tmp_path / "run", screen=QUIET)
+    assert measure(["clusters"], str(tmp_path / "run"))["clusters"]["clusters"] == 8
+
+
+def test_one_image_of_every_class_is_explained(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images", images=10)
+    with pytest.raises(UserError, match="one image of every class"):
+        measure(["knn"], str(run), data=str(folder), out=tmp_path / "out")
+
+
+def test_features_are_made_again_when_the_pixels_change(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images")
+    first = measure(["knn"], str(run), "k=3", data=str(folder), out=tmp_path / "out")
+    for number, path in enumerate(sorted(folder.rglob("*.png"))):
+        Image.new("RGB", (32, 32), (number * 3, 0, 0)).save(path)
+    again = measure(["knn"], str(run), "k=3", data=str(folder), out=tmp_path / "out")
+    fresh = measure(["knn"], str(run), "k=3", data=str(folder), out=tmp_path / "other")
+    assert again == fresh
+    assert again != first
+
+
+def test_images_without_a_label_are_left_out_of_a_partly_labelled_set(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images")
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
+    lines = [f"{name},{name.split('/')[0] if number % 2 else ''}" for number, name in enumerate(names)]
+    (folder / "list.csv").write_text("\n".join(lines))
+    measure(["knn"], str(run), "k=3", data=str(folder / "list.csv"), out=tmp_path / "out")
+    predictions = json.loads((tmp_path / "out" / "knn" / "predictions.json").read_text())
+    assert all(len(values) == 10 for values in predictions.values())  # 4 of every class have labels, 1 is tested on

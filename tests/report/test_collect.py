@@ -159,6 +159,9 @@ def test_data_that_have_changed_or_gone(tmp_path: Path, out: Path) -> None:
     assert not content["images"]["ownClusters"]
     assert any("changed" in note for note in content["notes"])
     shutil.rmtree(tmp_path / "images")
+    with pytest.raises(UserError, match="left as it is"):  # a page that shows the images is worth more
+        made(out)
+    (out / "report.html").unlink()
     content = made(out)
     assert content["images"] is None
     assert content["curves"]
@@ -174,6 +177,7 @@ def test_damaged_checkpoints_leave_the_backbone(finished: Path, tmp_path: Path) 
     assert not content["images"]["ownClusters"]
     (folder / "backbone.safetensors").unlink()
     shutil.rmtree(folder / "checkpoint")
+    (folder / "report.html").unlink()
     assert made(folder)["images"] is None
 
 

@@ -294,7 +294,9 @@ def test_a_process_that_fails_is_recorded(own: Path, out: Path, monkeypatch: pyt
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     text = "title: t\nown_process: true\nseeds: [0]\ncells: [{name: a, overrides: [data.batch=1000]}]"
     own.write_text(text)
-    document = small(own, out, overrides=[each for each in TINY if "batch" not in each])
+    with pytest.raises(UserError, match="no cell of the study could be trained"):
+        small(own, out, overrides=[each for each in TINY if "batch" not in each])
+    document = json.loads((out / "study.json").read_text())
     assert document["cells"][0]["runs"][0]["error"].startswith("data.batch: 1000 images a batch asked of 64")
 
 
