@@ -56,7 +56,7 @@ def _open_path(path: Path, split: str, max_side: int | None) -> Source:
             raise UserError(f"{path} is one packed store without splits; pack {split!r} separately and name that store")
         return open_packed(path, max_side)
     if path.is_dir() and (parts := voc_parts(path)) is not None:
-        return _voc_folder(*parts, _known_split(str(spec), split), str(spec), max_side)
+        return _voc_folder(*parts, _known_split(str(path), split), str(path), max_side)
     if path.is_dir():
         images = split_folder(path, split)
         return open_packed(images, max_side) if is_packed(images) else open_folder(path, split, max_side)
