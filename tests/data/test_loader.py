@@ -213,3 +213,18 @@ def test_a_subset_renumbers() -> None:
     assert subset.read(0)[0, 0, 0] == 7
     assert subset.fingerprint() != Subset(source, [7, 5, 2]).fingerprint()
     assert subset.fingerprint() == Subset(source, [7, 2, 5]).fingerprint()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_wholly_unreadable_batch_takes_images_from_elsewhere(workers: int) -> None:
+    """One broken folder does not end a run: shapes stay, and indices are those of the images that are shown."""
+    broken = range(4, 16)
+    stream = StreamLoader(Made(20, broken), Order(20, 2, 0), CPU, workers)
+    batches = list(stream.iterate(0, 10))
+    wholly = [step for step in range(10) if set(stream.order.indices(step).tolist()) <= set(broken)]
+    assert wholly, "the order has no such batch: choose another seed"
+    for batch in batches:
+        assert batch.pixels.shape == (2, 3, 8, 8)
+        assert not set(batch.index.tolist()) & set(broken)
+        assert torch.equal(batch.pixels[:, 0, 0, 0].long(), batch.index)
+    assert set(stream.unreadable.reasons) == {f"image {i}" for i in broken}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_runs import INTER, Heard, final_state, same, tiny, train, write_images
+from tiny_runs import INTER, MOCO, Heard, final_state, same, tiny, train, write_images
 
 import interclr
 from interclr.config import Settings, load_settings
@@ -352,3 +352,11 @@ def test_offline_labels_and_other_methods_run(tmp_path: Path) -> None:
 
 def test_the_data_are_those_named(finished: tuple[Run, str]) -> None:
     assert final_state(finished[0].folder)["data"] == open_source("synthetic:64").fingerprint()
+
+
+def test_epoch_checkpoints_are_written_under_accumulation(tmp_path: Path) -> None:
+    """64 images in batches of 16 make 4 steps an epoch; with 3 micro-batches the boundary is rarely a multiple."""
+    settings = tiny(*MOCO, "engine.accumulate=3", "schedule.epochs=6", "checkpoint={every_epochs: 1, keep: 20}")
+    train(settings, tmp_path / "run")
+    steps = [int(path.stem.removeprefix("step-")) for path in checkpoint.find(tmp_path / "run" / "checkpoint")]
+    assert steps == [6, 9, 12, 18, 21, 24]  # the first multiple of 3 at or after 4, 8, 12, 16, 20, and the end
