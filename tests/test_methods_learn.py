@@ -22,7 +22,7 @@ from interclr.types import Images
 CLASSES = (0, 4, 7, 9)  # disc, cross, bars, dots: a few, so that minutes are not needed
 IMAGES, QUERIES, SIZE = 768, 800, 24
 BATCH = {"npidv2": 32, "mocov2": 32, "byol": 32, "simclr": 32, "simsiam": 64}
-EPOCHS = {"npidv2": 18, "mocov2": 9, "byol": 20, "simclr": 9, "simsiam": 14}  # NPID encodes one view, others two
+EPOCHS = {"npidv2": 18, "mocov2": 9, "byol": 20, "simclr": 9, "simsiam": 24}  # NPID encodes one view, others two
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 METHODS: dict[str, dict[str, Any]] = {
     "npidv2": {"name": "npidv2", "negatives": 256, "hidden": 128, "dim": 64},
