@@ -173,7 +173,8 @@ class MemoryBank(nn.Module):
 
     def members(self) -> tuple[Tensor, Tensor]:
         """The images grouped by label: cluster c is ``order[start[c] : start[c] + counts[c]]``, indices ascending."""
-        order = torch.argsort(self.labels, stable=True)  # (N,)
+        narrow = self.labels.to(torch.int16 if self.clusters <= 2**15 else torch.int32)  # radix sort: fewer digits
+        order = torch.argsort(narrow, stable=True)  # (N,)
         start = self.counts.cumsum(0) - self.counts  # (k,)
         return order, start
 

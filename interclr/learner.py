@@ -98,15 +98,27 @@ class Learner(nn.Module):
             target = self.bank.features[embeddings.index].float()
         return 2 - 2 * (embeddings.query * target).sum(-1).mean()
 
-    @torch.no_grad()
     def commit(self, embeddings: Embeddings, step: int, epoch: int) -> dict[str, Tensor]:
+        """The one place where state is written: by the device, then what the host has to decide."""
+        terms = self.write(embeddings, epoch)
+        self.maintain(step, epoch)
+        return terms
+
+    def maintain(self, step: int, epoch: int) -> None:
+        if self.inter_active(epoch):
+            assert self.bank is not None
+            assert self.labels is not None
+            self.labels.maintain(self.bank, step)
+
+    @torch.no_grad()
+    def write(self, embeddings: Embeddings, epoch: int) -> dict[str, Tensor]:
         """Every rank gathers the same (index, feature) pairs and applies the same writes."""
         terms: dict[str, Tensor] = {}
         if self.bank is not None and (self.intra.uses_bank or self.inter_active(epoch)):
             index, feature = dist.all_gather(embeddings.index), dist.all_gather(embeddings.feature)
             if self.inter_active(epoch):
                 assert self.labels is not None
-                terms["labels_changed"] = self.labels.commit(self.bank, index, feature, step) / len(index)
+                terms["labels_changed"] = self.labels.update(self.bank, index, feature) / len(index)
             else:
                 self.bank.write(index, feature)
         self.intra.commit(embeddings)

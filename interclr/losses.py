@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from interclr import kernels
 from interclr.types import Pairs
 
 MarginKind = Literal["cosine", "arc"]
@@ -94,11 +95,13 @@ def cosines(
 
     The gathered negatives would be A·K·D floats (2 GB at ImageNet scale), in the forward and again for the backward.
     Neither keeps them: anchors are taken in chunks whose temporaries stay within ``workspace`` bytes, and the backward
-    is a weighted sum of bank rows. A bank in half precision is read as it is and multiplied in float32.
+    is a weighted sum of bank rows. A bank in half precision is read as it is and multiplied in float32. On a GPU one
+    Triton kernel gathers and multiplies (``kernels/gather.py``). Cosines that the sampler has handed on are not worked
+    out again.
     """
     query, bank_features = _at_least_float32(query), bank_features.detach()
     positive = (query * bank_features[pairs.positive]).sum(dim=1)  # (A,)
-    negative: Tensor = _NegativeCosines.apply(query, bank_features, pairs.negative, workspace)  # type: ignore[no-untyped-call]
+    negative: Tensor = _NegativeCosines.apply(query, bank_features, pairs.negative, pairs.cosine, workspace)  # type: ignore[no-untyped-call]
     return positive, negative
 
 
@@ -109,9 +112,17 @@ _DENSE_UP_TO = 64
 
 class _NegativeCosines(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, bank: Tensor, negative: Tensor, workspace: int) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, bank: Tensor, negative: Tensor, known: Tensor | None, workspace: int
+    ) -> Tensor:
         ctx.save_for_backward(bank, negative)
         ctx.workspace = workspace
+        if known is not None:
+            return known.clone()  # an output must not be an input
+        if kernels.usable(query, bank) and query.dtype == torch.float32:
+            from interclr.kernels.gather import gathered_products
+
+            return gathered_products(query, bank, negative)
         whole = _widened(bank, query.dtype, workspace)
         dense = whole is not None and len(bank) <= _DENSE_UP_TO * negative.shape[1]
         result = query.new_empty(negative.shape)
@@ -127,19 +138,23 @@ class _NegativeCosines(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Σ_k gradient_ik · bank[negative_ik] for every anchor i."""
         bank, negative = ctx.saved_tensors
+        if kernels.usable(gradient, bank) and gradient.dtype == torch.float32:
+            from interclr.kernels.gather import weighted_rows
+
+            return weighted_rows(gradient, bank, negative), None, None, None, None
         weight, index = gradient.masked_fill(negative < 0, 0.0), negative.clamp_min(0)  # (A, K)
         whole = _widened(bank, weight.dtype, ctx.workspace)
         if whole is not None:
-            return F.embedding_bag(index, whole, per_sample_weights=weight, mode="sum"), None, None, None
+            return F.embedding_bag(index, whole, per_sample_weights=weight, mode="sum"), None, None, None, None
         result = weight.new_empty(len(weight), bank.shape[1])  # (A, D)
         with torch.autocast(weight.device.type, enabled=False):
             per_anchor = index.shape[1] * bank.shape[1] * weight.element_size()
             for rows in _chunks(len(weight), per_anchor, ctx.workspace):
                 result[rows] = (weight[rows, None] @ bank[index[rows]].to(weight.dtype)).squeeze(1)
-        return result, None, None, None
+        return result, None, None, None, None
 
 
 def _widened(bank: Tensor, dtype: torch.dtype, workspace: int) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,14 +38,14 @@ class Images:
     def __len__(self) -> int:
         return self.index.shape[0]
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Images:
+        """The same with every tensor changed."""
+        size = None if self.size is None else change(self.size)
+        return Images(change(self.index), change(self.pixels), size, None if self.label is None else change(self.label))
+
     def to(self, device: torch.device) -> Images:
         """Copied without waiting where the memory is pinned."""
-
-        def moved(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
-
-        index, pixels = self.index.to(device, non_blocking=True), self.pixels.to(device, non_blocking=True)
-        return Images(index, pixels, moved(self.size), moved(self.label))
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,4 @@ class Pairs:
 
     positive: Tensor  # (A,) int64
     negative: Tensor  # (A, K) int64
+    cosine: Tensor | None = None  # (A, K) of the negatives, −inf for −1, where the sampler has worked them out anyway

@@ -196,14 +196,14 @@ def test_accumulated_gradient_is_the_mean_of_the_micro_batches(method: str) -> N
     schedule, data = plan(4, accumulate=2), pixels()
     model = learner(method, {})
     recorded: list[list[Tensor]] = []
-    calls = {"commit": 0, "after_optimiser": 0}
-    count(model, "commit", calls)
+    calls = {"write": 0, "after_optimiser": 0}
+    count(model, "write", calls)
     count(model.intra, "after_optimiser", calls)
     optimiser = torch.optim.SGD(model.intra.encoder.parameters(), lr=0.1)
     optimiser.step = lambda *_, **__: recorded.append([p.grad.clone() for p in model.intra.encoder.parameters()])  # type: ignore[method-assign]
     step = train_step(model, schedule, optimiser)
     terms = [step(images_of(number, 8, data), number) for number in range(2)]
-    assert calls == {"commit": 2, "after_optimiser": 1}
+    assert calls == {"write": 2, "after_optimiser": 1}
     assert len(recorded) == 1
 
     # The same by hand: the second micro-batch sees the bank and queue that the first has written.

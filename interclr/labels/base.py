@@ -28,12 +28,21 @@ class Labels(ABC):
         dist.broadcast(bank.features)
         self.cluster(bank, generator)
 
-    @abstractmethod
     def commit(self, bank: MemoryBank, index: Tensor, features: Tensor, step: int) -> Tensor:
         """Write a step's features (B, D) of the images ``index`` (B,), and whatever labels follow from them.
 
         The only write of a step. Returns the number of labels changed, a 0-d tensor on the bank's device.
         """
+        changed = self.update(bank, index, features)
+        self.maintain(bank, step)
+        return changed
+
+    @abstractmethod
+    def update(self, bank: MemoryBank, index: Tensor, features: Tensor) -> Tensor:
+        """``commit`` without ``maintain``: never waits for the host, so it can be captured in a CUDA graph."""
+
+    def maintain(self, bank: MemoryBank, step: int) -> None:  # noqa: B027 - most have nothing to decide
+        """What the host has to decide after a step, outside any graph. Nothing by default."""
 
     @abstractmethod
     def end_epoch(self, bank: MemoryBank, epoch: int, generator: torch.Generator | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from interclr import kernels
 from interclr.bank import check_clusters, check_finite, group_sums, mean_of, row_slices
 from interclr.types import UserError
 
@@ -67,7 +68,8 @@ def kmeans(
         raise UserError(f"k-means needs at least one cluster, not k={k}")
     check_clusters(k, size)
     check_finite(features)
-    rows_at_once = chunk or max(1, SCORES // max(k, 8 * dim))
+    keeps_scores = not kernels.usable(features)
+    rows_at_once = chunk or max(1, SCORES // max(k if keeps_scores else 1, 8 * dim))
     scale = _scale(features)
     centroids = _start(features, k, generator, start)  # (k, D)
     labels = torch.zeros(size, dtype=torch.int64, device=features.device)
@@ -77,7 +79,7 @@ def kmeans(
         previous = labels.clone()
         for rows in row_slices(size, rows_at_once):
             part = features[rows].float()
-            nearest = nearest_centroid(part, centroids)
+            nearest = _rough_nearest(part, centroids)
             to_own, to_nearest = (_distance(part, centroids[c]) for c in (labels[rows], nearest))
             closer = to_nearest < to_own
             labels[rows] = torch.where(closer, nearest, labels[rows])
@@ -92,6 +94,15 @@ def kmeans(
         if iteration and torch.equal(labels, previous):
             break
     return Clustering(labels, centroids)
+
+
+def _rough_nearest(features: Tensor, centroids: Tensor) -> Tensor:
+    """``nearest_centroid`` up to rounding, on a GPU by a kernel that keeps no (M, k) scores."""
+    if kernels.usable(features, centroids) and features.shape[1] <= 256:
+        from interclr.kernels.nearest import rough_nearest
+
+        return rough_nearest(features, centroids)
+    return nearest_centroid(features, centroids)
 
 
 def grouped_order(value: Tensor, group: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class OfflineLabels(Labels):
             raise UserError(f"offline labels are renewed every 1 or more epochs, not {every}")
         self.every = every
 
-    def commit(self, bank: MemoryBank, index: Tensor, features: Tensor, step: int) -> Tensor:
+    def update(self, bank: MemoryBank, index: Tensor, features: Tensor) -> Tensor:
         bank.write(index, features)
         return index.new_zeros(())
 

@@ -39,13 +39,16 @@ class OnlineLabels(Labels):
         repair(bank, self.min_cluster)
         self._note_small_clusters(bank)
 
-    def commit(self, bank: MemoryBank, index: Tensor, features: Tensor, step: int) -> Tensor:
-        changed = self.update(bank, index, features)
+    def update(self, bank: MemoryBank, index: Tensor, features: Tensor) -> Tensor:
+        entries = bank.blend(index, features)
+        labels = nearest_centroid(entries.after, bank.centroids)  # (B,) to the centroids from before this step
+        return bank.store(entries, labels)
+
+    def maintain(self, bank: MemoryBank, step: int) -> None:
         if self.repair_every and (step + 1) % self.repair_every == 0:
             if self._repair_is_due(bank):
                 repair(bank, self.min_cluster)
             self._note_small_clusters(bank)
-        return changed
 
     def _note_small_clusters(self, bank: MemoryBank) -> None:
         least = minimum_size(bank.size, bank.clusters, self.min_cluster)
@@ -64,12 +67,6 @@ class OnlineLabels(Labels):
         host, event = self._note
         event.synchronize()  # recorded repair_every steps ago
         return bool(host)
-
-    def update(self, bank: MemoryBank, index: Tensor, features: Tensor) -> Tensor:
-        """The step without the repair: never waits for the host, so it can be captured in a CUDA graph."""
-        entries = bank.blend(index, features)
-        labels = nearest_centroid(entries.after, bank.centroids)  # (B,) to the centroids from before this step
-        return bank.store(entries, labels)
 
     def end_epoch(self, bank: MemoryBank, epoch: int, generator: torch.Generator | None = None) -> None:
         repair(bank, self.min_cluster)

@@ -11,6 +11,13 @@ overlap they prefer the same entries). Between steps they are independent.
 float32 products; entries closer to each other than their rounding may change places between devices or batch shapes
 (more so if TF32 is switched on for matrix products).
 
+**Candidates.** Ranking a bank of a million by similarity to every anchor is most of a draw's cost. With ``candidates``
+= M the pool strategies rank only the first M of the priority, a uniform sample of the bank that all anchors share, and
+draw from the best ``pool_fraction`` of those with another label. What changes: the pool's border is the quantile of a
+sample, so the share of Sⁿ that counts as near varies between steps by √(f(1−f)/M) (0.0007 around 0.1 with M = 180,000;
+0.003 with 11,000). Everything else stays: K without replacement, never one of the anchor's cluster, each pool member
+equally likely. ``benchmarks/candidates.py`` measures it.
+
 **Nothing waits for the host** in :meth:`Sampler.draw`: shapes depend on N, K and the pool fraction alone, and slots for
 which no image exists hold −1. :meth:`Sampler.check` is where a sampler looks at the numbers.
 """
@@ -20,11 +27,12 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from fractions import Fraction
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from interclr import kernels
 from interclr.types import Pairs, UserError
 
 
@@ -38,6 +46,11 @@ class Bank(Protocol):
     def members(self) -> tuple[Tensor, Tensor]:
         """Image indices grouped by label (N,), and where each group starts (k,)."""
         ...
+
+
+class Negatives(NamedTuple):
+    image: Tensor  # (A, width) bank indices
+    cosine: Tensor | None = None  # (A, width), −inf where the index is −1
 
 
 class Sampler(ABC):
@@ -90,11 +103,15 @@ class Sampler(ABC):
         """
         label = bank.labels[index]  # (A,)
         with torch.autocast(query.device.type, enabled=False):
-            return Pairs(select_positive(index, label, bank, lots), self.select_negatives(query, label, bank, priority))
+            positive = select_positive(index, label, bank, lots)
+            return Pairs(positive, *self.select_negatives(query, label, bank, priority))
 
     @abstractmethod
-    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Tensor:
-        """(A, width) bank indices whose label differs from the anchor's, each at most once, −1 where too few exist."""
+    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Negatives:
+        """(A, width) bank indices whose label differs from the anchor's, each at most once, −1 where too few exist.
+
+        With them their cosines to the query where the strategy has them at hand.
+        """
 
     def width(self, bank: Bank) -> int:
         """Negatives per anchor: K, or N in a bank smaller than K."""
@@ -103,6 +120,10 @@ class Sampler(ABC):
     def pool_size(self, others: int) -> int:
         """How many images are drawn from, when ``others`` = |Sⁿ| have another label than the anchor."""
         return others
+
+    def expected_pool(self, others: int, size: int) -> int:
+        """``pool_size``, or its mean where it varies from step to step, in a bank of ``size``."""
+        return self.pool_size(others)
 
     def check(self, bank: Bank) -> None:
         """Fail if some anchor has no negative at all, and say once if some have fewer than K. Waits for the host."""
@@ -113,7 +134,7 @@ class Sampler(ABC):
                 f"cluster {counts.index(largest)} holds all {size} images, so there are no negatives to draw: use two "
                 "clusters or more, or look for collapsed features if there were more before"
             )
-        pools = [self.pool_size(size - count) for count in counts if count > 0]
+        pools = [self.expected_pool(size - count, size) for count in counts if count > 0]
         short = sum(pool < self.negatives for pool in pools)
         if short and not self._warned:
             self._warned = True
@@ -135,7 +156,7 @@ class SimilaritySampler(Sampler):
     def pick(self, key: Tensor, others: Tensor, bank: Bank, priority: Tensor) -> Tensor:
         """(a, width) negatives given distinct ranking keys (a, N), larger for better, and the sizes |Sⁿ| (a, 1)."""
 
-    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Tensor:
+    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Negatives:
         size = bank.labels.shape[0]
         sign = -1 if self.farthest_first else 1
         query = query.float() * sign
@@ -147,21 +168,77 @@ class SimilaritySampler(Sampler):
             key = ranking_key(similarity(query[rows], bank.features))  # (a, N)
             key.masked_fill_(bank.labels == label[rows, None], torch.iinfo(torch.int64).min)
             result[rows] = self.pick(key, others[rows], bank, priority)
-        return result
+        return Negatives(result)
 
 
 class PoolSampler(SimilaritySampler):
-    """K at random from the first ``pool_fraction`` of Sⁿ in the ranking."""
+    """K at random from the first ``pool_fraction`` of Sⁿ in the ranking; ``candidates``: of a sample of Sⁿ."""
+
+    def __init__(
+        self, negatives: int, pool_fraction: float = 0.1, workspace: int = 2**28, candidates: int | None = None
+    ) -> None:
+        super().__init__(negatives, pool_fraction, workspace)
+        if candidates is not None and candidates < negatives:
+            raise ValueError(f"candidates must be at least negatives={negatives}, not {candidates}")
+        self.candidates = candidates
+
+    def expected_pool(self, others: int, size: int) -> int:
+        if self.candidates is None or self.candidates >= size:
+            return self.pool_size(others)
+        return self.pool_size(others * self.candidates // size)
+
+    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Negatives:
+        if self.candidates is None or self.candidates >= bank.labels.shape[0]:
+            return super().select_negatives(query, label, bank, priority)
+        chosen = priority[: self.candidates]  # (M,) in the order of preference
+        features, labels = bank.features[chosen].float(), bank.labels[chosen]
+        sign = -1 if self.farthest_first else 1
+        query = query.float() * sign
+        fast = kernels.usable(query, features)
+        select = self._select_fast if fast else self._select_plain
+        rows = max(1, self.workspace // ((4 if fast else 32) * self.candidates))
+        anchors = zip(query.split(rows), label.split(rows), strict=True)
+        parts = [select(part @ features.T, own, labels, chosen) for part, own in anchors]
+        index, cosine = (torch.cat(both) for both in zip(*parts, strict=True))
+        return Negatives(index, (cosine * sign).masked_fill_(index < 0, -torch.inf))
+
+    def _select_fast(self, score: Tensor, label: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        from interclr.kernels.select import select_pool
+
+        width = min(self.negatives, score.shape[1])
+        return select_pool(score, labels.int(), label.int(), chosen, width, self._fraction())
+
+    def _select_plain(self, score: Tensor, label: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``_select_fast`` computes, by sorting: the best ``pool_fraction``, then the first K in preference."""
+        same = labels == label[:, None]  # (a, M)
+        key = ranking_key(score).masked_fill_(same, torch.iinfo(torch.int64).min)
+        columns, width = score.shape[1], min(self.negatives, score.shape[1])
+        pool = key.topk(self.pool_size(columns)).indices  # (a, largest), best first
+        outside = torch.arange(pool.shape[1], device=pool.device) >= self._pool_sizes(
+            columns - same.sum(1, keepdim=True)
+        )
+        column = pool.masked_fill_(outside, columns).sort(1).values[:, :width]  # columns are in the order of preference
+        column = torch.nn.functional.pad(column, (0, width - column.shape[1]), value=columns)
+        none, column = column == columns, column.clamp_max(columns - 1)
+        return chosen[column].masked_fill_(none, -1), score.gather(1, column).masked_fill_(none, -torch.inf)
+
+    def _pool_sizes(self, others: Tensor) -> Tensor:
+        """``pool_size`` of each of ``others``."""
+        numerator, denominator = self._fraction()
+        return -torch.div(-others * numerator, denominator, rounding_mode="floor")
 
     def pool_size(self, others: int) -> int:
         numerator, denominator = self._fraction()
         return -(-others * numerator // denominator)
 
     def pick(self, key: Tensor, others: Tensor, bank: Bank, priority: Tensor) -> Tensor:
-        size, width = key.shape[1], self.width(bank)
+        return self._first_of_pool(key, others, priority, self.width(bank))
+
+    def _first_of_pool(self, key: Tensor, others: Tensor, priority: Tensor, width: int) -> Tensor:
+        """(a, width) columns of ``key``: of each row's pool those that come first in ``priority``, then −1."""
+        size = key.shape[1]
         largest = self.pool_size(size)  # no pool has more, so the shape needs no look at the counts
-        numerator, denominator = self._fraction()
-        pool_size = -torch.div(-others * numerator, denominator, rounding_mode="floor")  # (a, 1)
+        pool_size = self._pool_sizes(others)  # (a, 1)
         position = torch.empty_like(priority).scatter_(0, priority, torch.arange(size, device=key.device))  # (N,)
         pool = key.topk(largest).indices  # (a, largest), best first
         turn = position[pool]  # (a, largest) when each entry's turn comes

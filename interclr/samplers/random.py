@@ -8,14 +8,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from interclr.samplers.base import Bank, Sampler
+from interclr.samplers.base import Bank, Negatives, Sampler
 from interclr.types import Config
 
 
 class Random(Sampler):
     """K at random, without replacement, from all of Sⁿ."""
 
-    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Tensor:
+    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Negatives:
         """The first K of ``priority`` with the members of the anchor's cluster left out, in O(N log N + A·K·log N).
 
         If a cluster's members stand at places p₀ < p₁ < … of ``priority``, then the j-th image that is not a member
@@ -31,7 +31,7 @@ class Random(Sampler):
         slot = torch.arange(width, device=place.device)  # (K,) j
         skipped = torch.searchsorted(ledger, label[:, None] * (size + 1) + slot, right=True) - start[label, None]
         negative = priority[(slot + skipped).clamp_max(size - 1)]  # (A, K)
-        return negative.masked_fill_(slot >= (size - bank.counts[label])[:, None], -1)
+        return Negatives(negative.masked_fill_(slot >= (size - bank.counts[label])[:, None], -1))
 
 
 class RandomConfig(Config):
