@@ -56,7 +56,8 @@ class ScheduleConfig(Config):
 class EngineConfig(Config):
     device: str = "auto"  # auto, cpu, cuda, cuda:1 …
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    mode: Literal["auto", "eager", "compile"] = "auto"
+    # compile: encoders and views are compiled (a minute or two). graph: and the whole step is one CUDA graph.
+    mode: Literal["auto", "eager", "compile", "graph"] = "auto"
     channels_last: bool = True
     accumulate: Count = 1  # micro-batches per optimiser step
     deterministic: bool = True  # repeatable kernels: what makes resume bit-exact

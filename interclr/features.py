@@ -34,7 +34,11 @@ def embed_all(
             inputs = transform(images)
             if channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            with torch.autocast(inputs.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+            # Eagerly: a network compiled for training would be compiled once more for this.
+            with (
+                torch.compiler.set_stance("force_eager"),
+                torch.autocast(inputs.device.type, autocast or torch.bfloat16, enabled=autocast is not None),
+            ):
                 output = network(inputs)
             rows.append((pick(output) if pick is not None else output).float())
             done += len(images)

@@ -55,7 +55,10 @@ class LARS(torch.optim.Optimizer):
             buffers = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in weights]
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, gradients)
-            torch._foreach_add_(weights, buffers, alpha=-group["lr"])
+            if isinstance(group["lr"], Tensor):  # a captured step cannot be handed a number
+                torch._foreach_sub_(weights, torch._foreach_mul(buffers, group["lr"]))
+            else:
+                torch._foreach_add_(weights, buffers, alpha=-group["lr"])
 
 
 class SGDConfig(Config):
@@ -75,7 +78,7 @@ class SGDConfig(Config):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             nesterov=self.nesterov,
-            fused=next(module.parameters()).is_cuda,
+            fused=True,
         )
 
 
@@ -101,8 +104,10 @@ class AdamWConfig(Config):
     def build(self, module: nn.Module, lr: float) -> torch.optim.Optimizer:
         decayed, plain = weights_and_others(module)
         groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
-        fused = decayed[0].is_cuda
-        return torch.optim.AdamW(groups, lr=lr, betas=self.betas, weight_decay=self.weight_decay, fused=fused)
+        on_gpu = decayed[0].is_cuda
+        return torch.optim.AdamW(
+            groups, lr=lr, betas=self.betas, weight_decay=self.weight_decay, fused=True, capturable=on_gpu
+        )
 
 
 OptimiserConfig = Annotated[SGDConfig | LARSConfig | AdamWConfig, Field(discriminator="name")]
@@ -127,6 +132,6 @@ def learning_rate(step: int, total: int, warmup: int, peak: float) -> float:
     return cosine(step - warmup, total - warmup, peak)
 
 
-def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float | Tensor) -> None:
     for group in optimiser.param_groups:
         group["lr"] = rate

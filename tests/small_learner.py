@@ -71,7 +71,7 @@ def images_of(step: int, rows: int, data: Tensor) -> Images:
 def train_step(model: Learner, plan: Plan, optimiser: torch.optim.Optimizer | None = None) -> TrainStep:
     optimiser = optimiser or torch.optim.SGD(model.intra.encoder.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     views = Views([VIEW] * model.intra.views_needed, SIDE, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    return TrainStep(model, views, optimiser, plan, torch.device("cpu"), "fp32", False, False)
+    return TrainStep(model, views, optimiser, plan, torch.device("cpu"), "fp32", False)
 
 
 def plan(steps: int, epochs: int = 1, accumulate: int = 1, rate: float = 0.05) -> Plan:

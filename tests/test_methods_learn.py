@@ -91,7 +91,7 @@ def test_a_short_run_learns(method: str, inter: bool) -> None:
     per_epoch = IMAGES // batch
     plan = Plan(epochs, per_epoch, 1, 0.5, 3e-3, seed=0)
     views = Views([MILD if method in ("simsiam", "byol") else VIEW] * model.intra.views_needed, SIZE, MEAN, STD)
-    step = TrainStep(model.train(), views, optimiser, plan, torch.device("cpu"), "fp32", False, False)
+    step = TrainStep(model.train(), views, optimiser, plan, torch.device("cpu"), "fp32", False)
     losses: dict[str, list[float]] = {"intra_loss": [], "inter_loss": []}
     for epoch in range(epochs):
         order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch)).view(-1, batch)

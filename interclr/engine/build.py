@@ -9,6 +9,7 @@ import torch
 from interclr import dist
 from interclr.bank import MemoryBank
 from interclr.config import Settings
+from interclr.data.views import Views
 from interclr.intra.base import Margin
 from interclr.learner import Learner
 from interclr.optim import REFERENCE_BATCH
@@ -64,6 +65,20 @@ def build_learner(settings: Settings, images: int) -> Learner:
     if inter is None:
         return Learner(intra, bank)
     return Learner(intra, bank, inter.labels.build(), inter.sampler.build(), inter)
+
+
+def build_views(settings: Settings, learner: Learner, device: torch.device) -> Views:
+    """On a GPU in half precision the views are what the encoder reads, made by products of half precision too."""
+    half = device.type == "cuda" and settings.engine.precision in ("bf16", "fp16")
+    return Views(
+        settings.views[: learner.intra.views_needed],
+        int(settings.data.image_size),
+        settings.data.mean,
+        settings.data.std,
+        dtype=(torch.bfloat16 if settings.engine.precision == "bf16" else torch.float16) if half else torch.float32,
+        product=torch.float16 if half else None,
+        compiled=settings.engine.mode in ("compile", "graph"),
+    )
 
 
 def peak_rate(settings: Settings) -> float:

@@ -20,10 +20,10 @@ from interclr import dist
 from interclr.config import Settings, dump
 from interclr.data.builtin import BUILT_IN, data_root
 from interclr.data.loader import Canvas, Loader, default_workers
-from interclr.data.views import Views
-from interclr.engine.build import build_learner, choose_device, peak_rate, set_determinism
+from interclr.engine.build import build_learner, build_views, choose_device, peak_rate, set_determinism
 from interclr.engine.dataset import Facts, TrainingData, median_side, open_training_source, prepare
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
+from interclr.engine.mode import engine_mode
 from interclr.engine.monitor import Monitor
 from interclr.engine.resume import changed_settings
 from interclr.engine.settle import settle
@@ -59,11 +59,11 @@ def pretrain(
         source = open_training_source(settings.data)
     _introduce(screen, settings, facts, source.name, chosen, device)
     data = prepare(source, settings.data, device, screen)
-    settings = _as_carried_out(settings, data, device)
+    settings = _as_carried_out(settings, data, device, screen)
     return Training(settings, folder, data, device, screen, resume).run(stop_after)
 
 
-def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device) -> Settings:
+def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device, screen: Screen) -> Settings:
     """What only the open data and the machine could tell, so that ``resolved.yaml`` leaves nothing to guess."""
     resident = isinstance(data.images, Canvas)
     workers = default_workers() if settings.data.workers == "auto" else settings.data.workers
@@ -72,10 +72,13 @@ def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device
     source = str(path.absolute()) if path.exists() and settings.data.source not in BUILT_IN else settings.data.source
     root = settings.data.root.absolute() if settings.data.root is not None else data_root().absolute()
     where = {"source": source, "root": root, "resident": resident, "workers": workers}
+    mode, why = engine_mode(settings, resident, len(data.source), device)
+    if settings.engine.mode == "auto":
+        screen.say(f"engine.mode={mode}: {why}")
     return settings.model_copy(
         update={
             "data": settings.data.model_copy(update=where),
-            "engine": settings.engine.model_copy(update={"device": device.type}),
+            "engine": settings.engine.model_copy(update={"device": device.type, "mode": mode}),
         }
     )
 
@@ -96,7 +99,7 @@ class Training:
         self, settings: Settings, folder: Path, data: TrainingData, device: torch.device, screen: Screen, resume: bool
     ) -> None:
         self.settings, self.folder, self.data, self.device, self.screen = settings, folder, data, device, screen
-        size, batch = int(settings.data.image_size), int(settings.data.batch)
+        batch = int(settings.data.batch)
         if batch % dist.world():
             raise UserError(f"data.batch: {batch} does not divide over {dist.world()} processes")
         self.images = len(data.source)
@@ -120,7 +123,7 @@ class Training:
         if engine.channels_last:
             self.learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimiser = settings.optimiser.build(self.learner.intra.encoder, self.plan.peak_rate)
-        views = Views(settings.views[: self.learner.intra.views_needed], size, settings.data.mean, settings.data.std)
+        views = build_views(settings, self.learner, device)
         self.step_once = TrainStep(
             self.learner,
             views,
@@ -129,7 +132,7 @@ class Training:
             device,
             engine.precision,
             engine.channels_last,
-            engine.mode == "compile",
+            str(engine.mode),
         )
         self.monitor = Monitor(settings, data, device, screen)
         self.averages = Averages()

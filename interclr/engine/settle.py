@@ -7,6 +7,7 @@ value, and then nothing here touches it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from interclr.config import Settings, settings_from
@@ -19,6 +20,7 @@ Choice = tuple[str, str, str]  # key, value, why
 
 SIZES = (32, 48, 64, 96, 128, 160, 224)  # sides of views that are offered
 CPU_LARGEST = 96
+EXACT_BELOW = 10_000  # images: ranking so small a bank costs next to nothing
 QUEUE_LARGEST, NEGATIVES_LARGEST = 65_536, 16_384  # the paper's, at ImageNet's size
 
 
@@ -58,14 +60,26 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
         _power_of_two(n / 32, max(1, min(16, n // 20)), NEGATIVES_LARGEST),
         "about a third of the pool",
     )
+    _choose_candidates(tree, n, choose)
     choose("engine.precision", "fp32" if on_cpu else "bf16", _on(facts))
-    choose("engine.mode", "eager", "compile pays off on long runs: engine.mode=compile")
+    if on_cpu:
+        choose("engine.mode", "eager", "compiling pays off on a GPU only")
     epochs: int = tree["schedule"]["epochs"]
     choose("checkpoint.every_epochs", max(1, epochs // 20), f"{epochs} epochs")
     choose("monitor.every_epochs", max(1, epochs // 10), f"{epochs} epochs")
     choose("monitor.k", max(1, min(200, n // 50)), f"{n:,} images")
     _check(tree, n)
     return settings_from(tree), chosen
+
+
+def _choose_candidates(tree: dict[str, Any], n: int, choose: Callable[[str, Any, str], None]) -> None:
+    """A tenth more than it takes to find K in the pool, so that a large cluster of the anchor's own leaves enough."""
+    sampler = (tree["inter"] or {}).get("sampler", {})
+    if "candidates" in sampler:
+        wanted = math.ceil(1.1 * sampler["negatives"] / sampler["pool_fraction"])
+        few = n >= EXACT_BELOW and wanted <= n // 2
+        why = f"a sample of the bank to look for {sampler['negatives']:,} negatives in" if few else "the bank is small"
+        choose("inter.sampler.candidates", wanted if few else "all", why)
 
 
 def _check(tree: dict[str, Any], n: int) -> None:

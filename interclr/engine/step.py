@@ -1,4 +1,4 @@
-"""One training step behind one call: eager or compiled. Nothing in it waits for the host."""
+"""One training step behind one call: eager, compiled or captured. Nothing in it waits for the host."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from interclr import dist
 from interclr.data.views import Views
+from interclr.engine.capture import CapturedStep, can_capture
 from interclr.learner import Learner
 from interclr.optim import learning_rate, set_learning_rate
+from interclr.streams import join_side_streams
 from interclr.types import Images
 
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -52,7 +54,11 @@ class Plan:
 
 
 class TrainStep:
-    """views → loss → backward → optimiser → momentum encoder → commit."""
+    """views → loss → backward → optimiser → momentum encoder → commit.
+
+    ``mode`` is ``eager``, ``compile`` (the encoders are compiled) or ``graph`` (compiled, and the whole step captured
+    as one CUDA graph). All three compute the same function; compiled kernels round differently.
+    """
 
     def __init__(
         self,
@@ -63,17 +69,23 @@ class TrainStep:
         device: torch.device,
         precision: str,
         channels_last: bool,
-        compiled: bool,
+        mode: str = "eager",
     ) -> None:
         self.learner, self.views, self.optimiser, self.plan = learner, views, optimiser, plan
         self.device, self.dtype, self.channels_last = device, PRECISIONS[precision], channels_last
         self.scaler = GradScaler(device.type, enabled=precision == "fp16")
         self.view_generator = torch.Generator(device)
         learner.intra.generator = torch.Generator(device)
-        if compiled:
+        if mode != "eager":
             learner.intra.encoder.compile(dynamic=False)
             if learner.intra.bank_encoder() is not learner.intra.encoder:
                 learner.intra.bank_encoder().compile(dynamic=False)
+        self.captures = mode == "graph"
+        assert not self.captures or can_capture(device, precision, plan.accumulate), "see can_capture"
+        self.captured: dict[bool, CapturedStep] = {}
+        # Numbers that change from step to step. A graph reads them from the device.
+        self.rate: float | Tensor = torch.zeros((), device=device) if self.captures else 0.0
+        self.momentum: float | Tensor = torch.zeros((), device=device) if self.captures else 0.0
         self.parallel: DistributedDataParallel | None = None
         if dist.world() > 1:
             # Buffers stay each rank's own: broadcasting them between two forwards of one step breaks backward.
@@ -81,24 +93,51 @@ class TrainStep:
             learner.intra.train_through(self.parallel)
 
     def __call__(self, images: Images, step: int) -> dict[str, Tensor]:
-        plan, learner, epoch = self.plan, self.learner, self.plan.epoch(step)
-        assert learner.intra.generator is not None
-        learner.intra.generator.manual_seed(plan.seed_of(step, LEARNER_STREAM))
-        self.view_generator.manual_seed(plan.seed_of(step, VIEW_STREAM))
+        self._prepare(step)
+        epoch, last = self.plan.epoch(step), (step + 1) % self.plan.accumulate == 0
+        if self.captures:
+            active = self.learner.inter_active(epoch)
+            if active not in self.captured:  # the inter branch has begun: another graph, and this one's memory back
+                self.captured = {active: CapturedStep(self._generators())}
+            terms = self.captured[active](lambda images: self._compute(images, epoch, last), images)
+        else:
+            terms = self._compute(images, epoch, last)
+        self.learner.maintain(step, epoch)
+        return terms
+
+    def _generators(self) -> tuple[torch.Generator, torch.Generator]:
+        assert self.learner.intra.generator is not None
+        return self.view_generator, self.learner.intra.generator
+
+    def _prepare(self, step: int) -> None:
+        """Everything that depends on the number of the step."""
+        plan = self.plan
+        for generator, stream in zip(self._generators(), (VIEW_STREAM, LEARNER_STREAM), strict=True):
+            generator.manual_seed(plan.seed_of(step, stream))
+        rate, momentum = plan.rate(step), self.learner.intra.momentum_at(step // plan.accumulate, plan.updates)
+        if isinstance(self.rate, Tensor) and isinstance(self.momentum, Tensor):
+            self.rate.fill_(rate)
+            self.momentum.fill_(momentum)
+        else:
+            self.rate, self.momentum = rate, momentum
+
+    def _compute(self, images: Images, epoch: int, last: bool) -> dict[str, Tensor]:
+        """The work of a step: only the device is busy with it."""
+        learner = self.learner
         batch = self.views(images, self.view_generator, len(images) * dist.world(), len(images) * dist.rank())
         if self.channels_last:
             views = tuple(view.contiguous(memory_format=torch.channels_last) for view in batch.views)
             batch = type(batch)(batch.index, views, batch.label)
-        last = (step + 1) % plan.accumulate == 0
         unsynced = self.parallel.no_sync() if self.parallel is not None and not last else contextlib.nullcontext()
         with unsynced:
             with torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
                 loss, embeddings, terms = learner.loss(batch, epoch)
-            self.scaler.scale(loss / plan.accumulate).backward()
+            self.scaler.scale(loss / self.plan.accumulate).backward()
+        join_side_streams()
         if last:
-            set_learning_rate(self.optimiser, plan.rate(step))
+            set_learning_rate(self.optimiser, self.rate)
             self.scaler.step(self.optimiser)
             self.scaler.update()
             self.optimiser.zero_grad(set_to_none=True)
-            learner.intra.after_optimiser(step // plan.accumulate, plan.updates)
-        return {"loss": loss.detach()} | terms | learner.commit(embeddings, step, epoch)
+            learner.intra.after_optimiser(self.momentum)
+        return {"loss": loss.detach()} | terms | learner.write(embeddings, epoch)

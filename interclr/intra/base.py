@@ -62,8 +62,15 @@ class IntraMethod(nn.Module, ABC):
     def commit(self, embeddings: Embeddings) -> None:
         """Write the method's own state (a queue) after the optimiser has stepped."""
 
-    def after_optimiser(self, step: int, total: int) -> None:
-        """Once per optimiser step (not per micro-batch): move the momentum encoder."""
+    def momentum_at(self, step: int, total: int) -> float:
+        """The momentum encoder's momentum at an optimiser step, where the method has one."""
+        return 0.0
+
+    def after_optimiser(self, momentum: float | Tensor) -> None:
+        """Once per optimiser step (not per micro-batch): move the momentum encoder.
+
+        A tensor (0-d, on the device) where the step is a captured graph, which cannot be handed a number.
+        """
 
     def synchronise_norm(self) -> None:
         """BatchNorm statistics over all ranks instead of each rank's own."""

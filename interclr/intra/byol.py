@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from interclr.intra.base import PositiveOnly, mean_direction
-from interclr.models import Backbone, Encoder, mlp, momentum_copy, update_momentum_copy
+from interclr.models import Backbone, Encoded, Encoder, mlp, momentum_copy, update_momentum_copy
 from interclr.optim import cosine
+from interclr.streams import run_beside
 from interclr.types import Batch, Config, Embeddings
 
 
@@ -39,9 +41,10 @@ class BYOL(PositiveOnly):
 
     def embed(self, batch: Batch) -> Embeddings:
         first, second = batch.views[:2]
-        online = [self._forward(view) for view in (first, second)]
-        with torch.no_grad():
-            target = [self.target_encoder(view) for view in (second, first)]
+        one, two, target = run_beside(
+            lambda: self._forward(first), lambda: self._forward(second), lambda: self._targets(second, first)
+        )
+        online = [one, two]
         return Embeddings(
             index=batch.index,
             query=torch.stack([e[1] for e in online]),
@@ -50,8 +53,15 @@ class BYOL(PositiveOnly):
             feature=mean_direction(torch.stack([e.inter_projection for e in target])),
         )
 
-    def after_optimiser(self, step: int, total: int) -> None:
-        update_momentum_copy(self.target_encoder, self.encoder, cosine(step, total, self.momentum, 1.0))
+    @torch.no_grad()
+    def _targets(self, *views: Tensor) -> list[Encoded]:
+        return [self.target_encoder(view) for view in views]
+
+    def momentum_at(self, step: int, total: int) -> float:
+        return cosine(step, total, self.momentum, 1.0)
+
+    def after_optimiser(self, momentum: float | Tensor) -> None:
+        update_momentum_copy(self.target_encoder, self.encoder, momentum)
 
     def synchronise_norm(self) -> None:
         super().synchronise_norm()

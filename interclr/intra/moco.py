@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -14,6 +15,7 @@ from interclr.bank import MemoryBank
 from interclr.intra.base import IntraMethod, mean_direction
 from interclr.losses import margin_nce
 from interclr.models import Backbone, Encoder, mlp, momentum_copy, split_batch_norm, update_momentum_copy
+from interclr.streams import run_beside
 from interclr.types import Batch, Config, Embeddings
 
 
@@ -50,8 +52,9 @@ class MoCo(IntraMethod):
     def embed(self, batch: Batch) -> Embeddings:
         first, second = batch.views[:2]
         views, key_views = ([first, second], [second, first]) if self.symmetric else ([first], [second])
-        encoded = [self._forward(view) for view in views]
-        keys = [self._keys(view) for view in key_views]
+        keys, *encoded = run_beside(
+            lambda: [self._keys(view) for view in key_views], *(partial(self._forward, view) for view in views)
+        )
         return Embeddings(
             index=batch.index,
             query=torch.stack([e[1] for e in encoded]),
@@ -66,7 +69,7 @@ class MoCo(IntraMethod):
         mine = dist.slice_of_rank(view.shape[0] * dist.world())
         everyone = dist.all_gather(view)
         order = torch.randperm(len(everyone), generator=self.generator, device=view.device)
-        encoded = self.key_encoder(everyone[order[mine]])
+        encoded = self.key_encoder(rows_of(everyone, order[mine]))
         back = order.argsort()[mine]
         return dist.all_gather(encoded.projection)[back], dist.all_gather(encoded.inter_projection)[back]
 
@@ -84,9 +87,19 @@ class MoCo(IntraMethod):
         self.queue.index_copy_(0, slots, keys)
         self.queue_position.copy_((self.queue_position + len(keys)) % len(self.queue))
 
-    def after_optimiser(self, step: int, total: int) -> None:
-        update_momentum_copy(self.key_encoder, self.encoder, self.momentum)
+    def momentum_at(self, step: int, total: int) -> float:
+        return self.momentum
+
+    def after_optimiser(self, momentum: float | Tensor) -> None:
+        update_momentum_copy(self.key_encoder, self.encoder, momentum)
 
     def bank_encoder(self) -> Encoder:
         assert isinstance(self.key_encoder, Encoder)
         return self.key_encoder
+
+
+def rows_of(images: Tensor, order: Tensor) -> Tensor:
+    """``images[order]`` for (B, 3, S, S) that keeps channels last in memory where they are: indexing would not."""
+    if images.is_contiguous(memory_format=torch.channels_last):
+        return images.permute(0, 2, 3, 1)[order].permute(0, 3, 1, 2)
+    return images[order]

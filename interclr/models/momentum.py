@@ -6,7 +6,7 @@ import copy
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -20,8 +20,15 @@ def momentum_copy(module: M) -> M:
 
 
 @torch.no_grad()
-def update_momentum_copy(clone: nn.Module, module: nn.Module, momentum: float) -> None:
-    """clone ← momentum·clone + (1 − momentum)·module, all parameters in one fused call; buffers are left alone."""
+def update_momentum_copy(clone: nn.Module, module: nn.Module, momentum: float | Tensor) -> None:
+    """clone ← momentum·clone + (1 − momentum)·module, all parameters in fused calls; buffers are left alone."""
     slow = dict(clone.named_parameters())
     fast = {name: parameter for name, parameter in module.named_parameters() if name in slow}
-    torch._foreach_lerp_(list(slow.values()), [fast[name] for name in slow], 1 - momentum)
+    target: list[Tensor] = list(slow.values())
+    source: list[Tensor] = [fast[name] for name in slow]
+    if isinstance(momentum, float):
+        torch._foreach_lerp_(target, source, 1 - momentum)
+        return
+    step = torch._foreach_sub(source, target)  # the fused lerp takes no 0-d tensor as its weight
+    torch._foreach_mul_(step, 1 - momentum)
+    torch._foreach_add_(target, step)
