@@ -21,7 +21,8 @@ def run_beside(*jobs: Callable[[], Any]) -> list[Any]:
 
     Convolutions keep the tensor cores busy and BatchNorm the memory: two networks side by side overlap them. Outside a
     capture jobs simply follow each other, where the host could not launch them fast enough to overlap anyway. Safe in a
-    graph: a side stream forks once from and joins the capturing stream, so no memory is used again too early.
+    graph: a side stream forks once from and joins the capturing stream, so no memory is used again too early. Jobs must
+    not write the same state: two passes through one encoder would race for its running statistics.
     """
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return [job() for job in jobs]

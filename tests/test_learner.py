@@ -272,3 +272,18 @@ def test_start_clusters_fills_the_bank() -> None:
     model.start_clusters(features, torch.Generator().manual_seed(2))
     torch.testing.assert_close(model.bank.features, features)
     assert int(model.bank.counts.min()) > 0
+
+
+@PER_METHOD
+def test_views_taken_together_are_the_views_one_by_one(method: str) -> None:
+    """``join_views`` changes how a batch goes through the encoders, not what comes out, nor any state."""
+    schedule, data = plan(4), pixels()
+    models = [learner(method, {}) for _ in range(2)]
+    models[1].intra.join_views()
+    assert models[1].intra.together == (models[1].intra.encoded_views > 1)
+    steps = [train_step(model, schedule) for model in models]
+    for number in range(4):
+        terms = [step(images_of(number, 8, data), number) for step in steps]
+        assert float(terms[0]["loss"]) == pytest.approx(float(terms[1]["loss"]), rel=1e-4)
+    for name, value in models[0].state_dict().items():
+        torch.testing.assert_close(models[1].state_dict()[name], value, rtol=1e-3, atol=1e-4, msg=name)

@@ -77,6 +77,7 @@ class TrainStep:
         self.view_generator = torch.Generator(device)
         learner.intra.generator = torch.Generator(device)
         if mode != "eager":
+            learner.intra.join_views()
             learner.intra.encoder.compile(dynamic=False)
             if learner.intra.bank_encoder() is not learner.intra.encoder:
                 learner.intra.bank_encoder().compile(dynamic=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from interclr.bank import MemoryBank
 from interclr.losses import byol_mse, cosines, margin_nce
-from interclr.models import Encoder
+from interclr.models import Encoded, Encoder, split_batch_norm, takes_views_together
 from interclr.types import Batch, Embeddings, Pairs
 
 
@@ -28,6 +28,7 @@ class IntraMethod(nn.Module, ABC):
     """Turns a batch into embeddings and a loss; owns every piece of its own state (queue, momentum encoder)."""
 
     views_needed: int = 2  # how many views of an image ``embed`` reads
+    encoded_views: int = 2  # how many of them go through one encoder
     uses_bank: bool = False  # True where the intra loss itself reads the bank (NPID)
     uses_negatives: bool = True  # False where the inter loss has none, so that none are looked for
     bank_momentum: float = 1.0  # ω that suits this method
@@ -40,12 +41,30 @@ class IntraMethod(nn.Module, ABC):
         self.margin = Margin()
         self.inter_margin = Margin()
         self.generator: torch.Generator | None = None  # seeded by the engine before every step, equal on all ranks
+        self.together = False
         self._forward: Callable[[Tensor], tuple[Tensor, ...]]
         self.train_through(encoder)
 
     def train_through(self, forward: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
         """Run the trainable encoder through ``forward`` (a DDP wrapper). Bank, queue and target stay outside it."""
         object.__setattr__(self, "_forward", forward)  # not a submodule: the state dict must not hold it twice
+
+    def join_views(self) -> None:
+        """From now on one forward takes the views of a batch together, each still normalised by itself.
+
+        The same function in half as many, twice as large kernels: for a compiled encoder, where that counts.
+        """
+        encoders = {self.encoder, self.bank_encoder()}
+        if self.encoded_views > 1 and all(takes_views_together(encoder) for encoder in encoders):
+            for encoder in encoders:
+                split_batch_norm(encoder, 1, self.encoded_views)
+            self.together = True
+
+    def encode(self, forward: Callable[[Tensor], tuple[Tensor, ...]], views: Sequence[Tensor]) -> list[Encoded]:
+        if not self.together:
+            return [Encoded(*forward(view)) for view in views]
+        parts = [output.chunk(len(views)) for output in forward(torch.cat(list(views)))]
+        return [Encoded(*part) for part in zip(*parts, strict=True)]
 
     @abstractmethod
     def embed(self, batch: Batch) -> Embeddings: ...

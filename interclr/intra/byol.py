@@ -41,10 +41,9 @@ class BYOL(PositiveOnly):
 
     def embed(self, batch: Batch) -> Embeddings:
         first, second = batch.views[:2]
-        one, two, target = run_beside(
-            lambda: self._forward(first), lambda: self._forward(second), lambda: self._targets(second, first)
+        target, online = run_beside(
+            lambda: self._targets(second, first), lambda: self.encode(self._forward, (first, second))
         )
-        online = [one, two]
         return Embeddings(
             index=batch.index,
             query=torch.stack([e[1] for e in online]),
@@ -55,7 +54,7 @@ class BYOL(PositiveOnly):
 
     @torch.no_grad()
     def _targets(self, *views: Tensor) -> list[Encoded]:
-        return [self.target_encoder(view) for view in views]
+        return self.encode(self.target_encoder, views)
 
     def momentum_at(self, step: int, total: int) -> float:
         return cosine(step, total, self.momentum, 1.0)

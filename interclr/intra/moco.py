@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -43,6 +42,7 @@ class MoCo(IntraMethod):
         super().__init__(
             Encoder(backbone, mlp(backbone.features, config.hidden, config.dim), inter_projector=inter_head), config.dim
         )
+        self.encoded_views = 2 if config.symmetric else 1
         self.temperature, self.momentum, self.symmetric = config.temperature, config.momentum, config.symmetric
         splits = config.key_splits if dist.world() == 1 else 1  # several ranks have their own statistics already
         self.key_encoder = split_batch_norm(momentum_copy(self.encoder), splits)
@@ -52,9 +52,7 @@ class MoCo(IntraMethod):
     def embed(self, batch: Batch) -> Embeddings:
         first, second = batch.views[:2]
         views, key_views = ([first, second], [second, first]) if self.symmetric else ([first], [second])
-        keys, *encoded = run_beside(
-            lambda: [self._keys(view) for view in key_views], *(partial(self._forward, view) for view in views)
-        )
+        keys, encoded = run_beside(lambda: self._keys(key_views), lambda: self.encode(self._forward, views))
         return Embeddings(
             index=batch.index,
             query=torch.stack([e[1] for e in encoded]),
@@ -64,14 +62,18 @@ class MoCo(IntraMethod):
         )
 
     @torch.no_grad()
-    def _keys(self, view: Tensor) -> tuple[Tensor, Tensor]:
+    def _keys(self, views: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Keys in an order shuffled across the global batch, so that no key shares statistics with its query."""
-        mine = dist.slice_of_rank(view.shape[0] * dist.world())
-        everyone = dist.all_gather(view)
-        order = torch.randperm(len(everyone), generator=self.generator, device=view.device)
-        encoded = self.key_encoder(rows_of(everyone, order[mine]))
-        back = order.argsort()[mine]
-        return dist.all_gather(encoded.projection)[back], dist.all_gather(encoded.inter_projection)[back]
+        total = views[0].shape[0] * dist.world()
+        mine = dist.slice_of_rank(total)
+        orders = [torch.randperm(total, generator=self.generator, device=view.device) for view in views]
+        shuffled = [rows_of(dist.all_gather(view), order[mine]) for view, order in zip(views, orders, strict=True)]
+        keys = []
+        for encoded, order in zip(self.encode(self.key_encoder, shuffled), orders, strict=True):
+            back = order.argsort()[mine]
+            both = (encoded.projection, encoded.inter_projection)
+            keys.append((dist.all_gather(both[0])[back], dist.all_gather(both[1])[back]))
+        return keys
 
     def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
         query, key = embeddings.query.flatten(0, 1), embeddings.target.flatten(0, 1)  # (V·B, D)

@@ -34,6 +34,7 @@ class NPIDConfig(Config):
 
 class NPID(IntraMethod):
     views_needed = 1
+    encoded_views = 1
     uses_bank = True
 
     def __init__(self, backbone: Backbone, negatives: int, config: NPIDConfig) -> None:

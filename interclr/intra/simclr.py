@@ -27,6 +27,8 @@ class SimCLRConfig(Config):
 
 
 class SimCLR(IntraMethod):
+    encoded_views = 1  # both views are one batch to its BatchNorm as well
+
     def __init__(self, backbone: Backbone, config: SimCLRConfig, separate_head: bool) -> None:
         inter_head = mlp(backbone.features, config.hidden, config.dim) if separate_head else None
         projector = mlp(backbone.features, config.hidden, config.dim)

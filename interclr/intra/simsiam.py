@@ -37,7 +37,7 @@ class SimSiam(PositiveOnly):
         super().__init__(Encoder(backbone, projector(), predictor(), *inter), config.dim)
 
     def embed(self, batch: Batch) -> Embeddings:
-        encoded = [self._forward(view) for view in batch.views[:2]]
+        encoded = self.encode(self._forward, batch.views[:2])
         return Embeddings(
             index=batch.index,
             query=torch.stack([e[1] for e in encoded]),

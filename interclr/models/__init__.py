@@ -3,7 +3,7 @@
 from interclr.models.backbones import Backbone, BackboneConfig
 from interclr.models.heads import Encoded, Encoder, mlp
 from interclr.models.momentum import momentum_copy, update_momentum_copy
-from interclr.models.split_norm import SplitBatchNorm, split_batch_norm
+from interclr.models.split_norm import SplitBatchNorm, split_batch_norm, takes_views_together
 
 __all__ = [
     "Backbone",
@@ -14,5 +14,6 @@ __all__ = [
     "mlp",
     "momentum_copy",
     "split_batch_norm",
+    "takes_views_together",
     "update_momentum_copy",
 ]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from interclr.models import BackboneConfig, SplitBatchNorm, split_batch_norm
+from interclr.models import BackboneConfig, SplitBatchNorm, split_batch_norm, takes_views_together
+from interclr.types import UserError
 
 
 def norm_and_input(dimensions: int, rows: int) -> tuple[nn.Module, Tensor]:
@@ -70,3 +71,34 @@ def test_replacing_keeps_the_state_dict_and_the_function() -> None:
     assert not torch.allclose(split.train()(images), backbone.train()(images))
     untouched = split_batch_norm(copy.deepcopy(backbone), 1)
     assert sum(isinstance(m, nn.BatchNorm2d) for m in untouched.modules()) > 0
+
+
+@pytest.mark.parametrize("dimensions", [1, 2])
+@pytest.mark.parametrize(("rows", "splits"), [(8, 1), (8, 4), (6, 4), (10, 4)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_views_in_one_batch_are_two_batches(dimensions: int, rows: int, splits: int, compiled: bool) -> None:
+    norm, first = norm_and_input(dimensions, rows)
+    second = first.flip(0) * 2 - 3
+    together, apart = SplitBatchNorm(copy.deepcopy(norm), splits, 2), SplitBatchNorm(copy.deepcopy(norm), splits)
+    forward = torch.compile(together, backend="aot_eager", fullgraph=True) if compiled else together
+    inputs = [torch.cat([first, second]).requires_grad_(), torch.cat([first, second]).requires_grad_()]
+    for _ in range(2):
+        outputs = [forward(inputs[0]), torch.cat([apart(view) for view in inputs[1].chunk(2)])]
+        torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-5)
+        weights = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(0))
+        for output in outputs:
+            (output * weights).sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-4, atol=1e-5)
+    for name, value in apart.state_dict().items():
+        torch.testing.assert_close(together.state_dict()[name], value, msg=name)
+    torch.testing.assert_close(together.weight.grad, apart.weight.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_norm_that_does_more_is_refused() -> None:
+    class Activated(nn.BatchNorm2d):
+        pass
+
+    with pytest.raises(UserError, match="key_splits=1"):
+        split_batch_norm(nn.Sequential(Activated(3)), 4)
+    assert not takes_views_together(nn.Sequential(Activated(3)))
+    assert takes_views_together(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3)))

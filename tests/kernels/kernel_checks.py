@@ -1,0 +1,160 @@
+"""The Triton kernels against their plain twins; ``test_kernels.py`` says how these checks are run."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from interclr import kernels
+from interclr.bank import MemoryBank
+from interclr.labels.kmeans import kmeans, nearest_centroid
+from interclr.losses import cosines, margin_nce
+from interclr.samplers import SemiEasy, SemiHard
+from interclr.types import Pairs
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def random_bank(size: int, dim: int, clusters: int, seed: int, dtype: torch.dtype = torch.float32) -> MemoryBank:
+    return MemoryBank(size, dim, clusters, 1.0, dtype, torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@given(
+    columns=st.integers(1, 700),
+    labels=st.integers(1, 5),
+    negatives=st.integers(1, 40),
+    fraction=st.sampled_from([0.1, 0.37, 1.0]),
+    levels=st.sampled_from([1, 3, 1_000_000]),  # few levels: many ties
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_select_pool_is_the_plain_selection(
+    columns: int, labels: int, negatives: int, fraction: float, levels: int, seed: int
+) -> None:
+    from interclr.kernels.select import select_pool
+
+    generator = torch.Generator().manual_seed(seed)
+    score = (torch.randint(-levels, levels + 1, (3, columns), generator=generator) / levels).to(DEVICE)
+    column_label = torch.randint(labels, (columns,), generator=generator).to(DEVICE)
+    row_label = torch.randint(labels, (3,), generator=generator).to(DEVICE)
+    chosen = (torch.randperm(5 * columns, generator=generator)[:columns]).to(DEVICE)
+    sampler = SemiHard(min(negatives, columns), fraction, candidates=columns)
+    index, cosine = sampler._select_plain(score, row_label, column_label, chosen)
+    fast = select_pool(
+        score.clone(), column_label.int(), row_label.int(), chosen, sampler.negatives, sampler._fraction()
+    )
+    assert torch.equal(fast[0], index)
+    assert torch.equal(fast[1], cosine)
+
+
+def test_select_pool_of_a_long_row() -> None:
+    """Longer than one block, so that counts carry over; negative scores, zeros of both signs, and one label."""
+    from interclr.kernels.select import select_pool
+
+    score = torch.randn(2, 9_001, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    score[:, ::5] = 0.0
+    score[:, 1::5] = -0.0
+    label = torch.randint(7, (9_001,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    chosen = torch.arange(9_001, device=DEVICE)
+    sampler = SemiHard(600, 0.1, candidates=9_001)
+    own = torch.tensor([3, 99], device=DEVICE)
+    index, cosine = sampler._select_plain(score, own, label, chosen)
+    fast = select_pool(score.clone(), label.int(), own.int(), chosen, 600, sampler._fraction())
+    assert torch.equal(fast[0], index)
+    assert torch.equal(fast[1], cosine)
+    assert (index >= 0).all()
+    alone = select_pool(
+        score.clone(), torch.zeros_like(label).int(), torch.zeros_like(own).int(), chosen, 9, sampler._fraction()
+    )
+    assert (alone[0] == -1).all()
+    assert torch.isneginf(alone[1]).all()
+
+
+@pytest.mark.parametrize("kind", [SemiHard, SemiEasy])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_draw_is_the_same_with_and_without_kernels(
+    kind: type[SemiHard], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = random_bank(900, 12, 9, 0, dtype)
+    query = normalize(torch.randn(7, 12, generator=torch.Generator().manual_seed(1)), dim=1).to(DEVICE)
+    index = torch.arange(7, device=DEVICE)
+    drawn: list[Pairs] = []
+    for wanted in ("1", "0"):
+        monkeypatch.setenv("INTERCLR_KERNELS", wanted)
+        sampler = kind(30, 0.1, candidates=400)
+        drawn.append(sampler.draw(query, index, bank, torch.Generator(DEVICE).manual_seed(2)))
+    assert torch.equal(drawn[0].positive, drawn[1].positive)
+    assert torch.equal(drawn[0].negative, drawn[1].negative)
+    assert drawn[0].cosine is not None
+    assert drawn[1].cosine is not None
+    assert torch.equal(drawn[0].cosine, drawn[1].cosine)
+
+
+@pytest.mark.parametrize(("dim", "negatives"), [(5, 3), (32, 70), (40, 257)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("known", [False, True])
+def test_cosines_and_their_gradient(
+    dim: int, negatives: int, dtype: torch.dtype, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = random_bank(200, dim, 4, 3, dtype)
+    generator = torch.Generator().manual_seed(4)
+    raw = torch.randn(6, dim, generator=generator).to(DEVICE)
+    negative = torch.randint(-1, 200, (6, negatives), generator=generator).to(DEVICE)
+    positive = torch.randint(200, (6,), generator=generator).to(DEVICE)
+    results: list[tuple[Tensor, Tensor, Tensor]] = []
+    for wanted in ("1", "0"):
+        monkeypatch.setenv("INTERCLR_KERNELS", wanted)
+        query = normalize(raw, dim=1).requires_grad_()
+        handed = None
+        if known:
+            every = query.detach() @ bank.features.float().T
+            handed = every.gather(1, negative.clamp_min(0)).masked_fill(negative < 0, -torch.inf)
+        near, far = cosines(query, bank.features, Pairs(positive, negative, handed))
+        margin_nce(near, far, 0.2).backward()
+        assert query.grad is not None
+        results.append((near.detach(), far.detach(), query.grad))
+    for fast, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "clusters", "dim"), [(300, 7, 16), (129, 128, 24), (200, 131, 20)])
+def test_rough_nearest_finds_the_nearest(size: int, clusters: int, dim: int) -> None:
+    from interclr.kernels.nearest import rough_nearest
+
+    generator = torch.Generator().manual_seed(5)
+    features = torch.randn(size, dim, generator=generator).to(DEVICE)
+    centroids = torch.randn(clusters, dim, generator=generator).to(DEVICE)
+    found, exact = rough_nearest(features, centroids), nearest_centroid(features, centroids)
+
+    def distance(label: Tensor) -> Tensor:
+        return (features - centroids[label]).square().sum(1)
+
+    torch.testing.assert_close(distance(found), distance(exact), rtol=2e-2, atol=0)  # TF32 on a GPU may swap equals
+
+
+def test_kmeans_with_kernels_is_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = normalize(torch.randn(600, 16, generator=torch.Generator().manual_seed(6)), dim=1).to(DEVICE)
+    objectives = []
+    for wanted in ("1", "0"):
+        monkeypatch.setenv("INTERCLR_KERNELS", wanted)
+        history: list[float] = []
+        kmeans(features, 12, 8, torch.Generator().manual_seed(7), history=history)
+        assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(history))
+        objectives.append(history[-1])
+    assert objectives[0] == pytest.approx(objectives[1], rel=0.02)
+
+
+def test_kernels_are_left_alone_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert not kernels.usable(torch.zeros(1))
+    assert kernels.usable(torch.zeros(1, device=DEVICE)) == (DEVICE.type == "cuda")
+    monkeypatch.setenv("INTERCLR_KERNELS", "0")
+    assert not kernels.usable(torch.zeros(1, device=DEVICE))
