@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from interclr.types import UserError
 
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d)
+
 
 class SplitBatchNorm(nn.Module):
     """Takes over a BatchNorm layer's parameters and buffers (same names) and normalises parts of the batch apart.
@@ -83,15 +85,11 @@ def split_batch_norm(module: nn.Module, splits: int, views: int = 1) -> nn.Modul
     for name, child in module.named_children():
         if isinstance(child, SplitBatchNorm):
             child.views = views
-        elif isinstance(child, nn.modules.batchnorm._BatchNorm):
-            if type(child) not in (
-                nn.BatchNorm1d,
-                nn.BatchNorm2d,
-            ):  # one that does more, such as timm's with activation
-                raise UserError(
-                    f"the backbone's {type(child).__name__} cannot be normalised in parts: use method.key_splits=1"
-                )
+        elif isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d) and type(child) in PLAIN:
             setattr(module, name, SplitBatchNorm(child, splits, views))
+        elif isinstance(child, nn.modules.batchnorm._BatchNorm):  # one that does more, such as timm's with activation
+            what = type(child).__name__
+            raise UserError(f"the backbone's {what} cannot be normalised in parts: use method.key_splits=1")
         else:
             split_batch_norm(child, splits, views)
     return module
@@ -100,4 +98,4 @@ def split_batch_norm(module: nn.Module, splits: int, views: int = 1) -> nn.Modul
 def takes_views_together(module: nn.Module) -> bool:
     """Whether ``split_batch_norm`` knows every normalisation in ``module`` that looks across a batch."""
     across = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    return all(type(m) in (nn.BatchNorm1d, nn.BatchNorm2d) for m in across)
+    return all(type(m) in PLAIN for m in across)

