@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -174,7 +175,10 @@ class MemoryBank(nn.Module):
     def members(self) -> tuple[Tensor, Tensor]:
         """The images grouped by label: cluster c is ``order[start[c] : start[c] + counts[c]]``, indices ascending."""
         narrow = self.labels.to(torch.int16 if self.clusters <= 2**15 else torch.int32)  # radix sort: fewer digits
-        order = torch.argsort(narrow, stable=True)  # (N,)
+        if narrow.is_cuda:
+            order = torch.argsort(narrow, stable=True)  # (N,)
+        else:  # NumPy's radix sort is several times as fast as torch's on a CPU
+            order = torch.from_numpy(np.argsort(narrow.numpy(), kind="stable"))
         start = self.counts.cumsum(0) - self.counts  # (k,)
         return order, start
 

@@ -74,21 +74,19 @@ class Learner(nn.Module):
         return weight * intra + (1 - weight) * inter, embeddings, terms | {"inter_loss": inter.detach()}
 
     def _draw(self, embeddings: Embeddings, bank: MemoryBank) -> Pairs:
-        """Pairs for every direction in turn, so that the draw does not depend on the number of ranks."""
+        """Pairs for all directions at once. Drawn for the global batch: the number of ranks makes no difference."""
         assert self.sampler is not None
-        index, generator = embeddings.index, self.intra.generator
-        total, first = len(index) * dist.world(), len(index) * dist.rank()
+        generator, rows = self.intra.generator, dist.slice_of_rank(len(embeddings.index) * dist.world())
+        directions = len(embeddings.inter_query)
+        source = bank.labels.device if generator is None else generator.device
+        total = len(embeddings.index) * dist.world()
+        lots = torch.randint(2**62, (directions, total), generator=generator, device=source).to(bank.labels.device)
+        mine, anchors = lots[:, rows].flatten(), embeddings.index.repeat(directions)  # (V·B,)
         if not self.intra.uses_negatives:
-            directions = len(embeddings.inter_query)
-            source = index.device if generator is None else generator.device
-            lots = torch.randint(2**62, (directions, total), generator=generator, device=source).to(index.device)
-            mine, anchors = lots[:, first : first + len(index)].flatten(), index.repeat(directions)
             positive = select_positive(anchors, bank.labels[anchors], bank, mine)
             return Pairs(positive, positive.new_empty(len(positive), 0))
-        drawn = [
-            self.sampler.draw(query, index, bank, generator, total, first) for query in embeddings.inter_query.detach()
-        ]
-        return Pairs(torch.cat([pairs.positive for pairs in drawn]), torch.cat([pairs.negative for pairs in drawn]))
+        priority = torch.randperm(bank.size, generator=generator, device=source).to(bank.labels.device)
+        return self.sampler.select(embeddings.inter_query.detach().flatten(0, 1), anchors, bank, priority, mine)
 
     @torch.no_grad()
     def _alignment(self, embeddings: Embeddings) -> Tensor:

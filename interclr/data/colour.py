@@ -70,6 +70,8 @@ def jitter(image: Tensor, factor: Tensor, hue: Tensor | None, order: Tensor, ble
         for slot in range(blends):
             image = blend(image, order[:, slot], ordered[:, slot])
         return image
+    if image.device.type == "cpu":
+        return _jitter_by_turns(image, ordered, hue, order, blends)
     # Hue's own slot has factor 1, hence is neutral whichever side it is counted on.
     before = (order == HUE).cumsum(1) == 0  # (B, 4)
     for slot in range(blends):
@@ -78,6 +80,29 @@ def jitter(image: Tensor, factor: Tensor, hue: Tensor | None, order: Tensor, ble
     for slot in range(1, blends + 1):
         image = blend(image, order[:, slot], ordered[:, slot].masked_fill(before[:, slot], 1))
     return image
+
+
+def _jitter_by_turns(image: Tensor, ordered: Tensor, hue: Tensor, order: Tensor, blends: int) -> Tensor:
+    """The same where shapes may depend on values: images sorted by their hue's turn, so that none is blended in vain.
+
+    Images that nothing is done to stand last, where no slice reaches them.
+    """
+    turn = (order == HUE).long().argmax(1)  # (B,) blends before the hue
+    idle = (ordered == 1).all(1) & (hue == 0)
+    turn, rows = turn.masked_fill(idle, blends + 1).sort(stable=True)
+    before = torch.searchsorted(turn, torch.arange(blends + 2)).tolist()  # [t]: images whose hue comes before turn t
+    working = before[blends + 1]
+    image = image.transpose(0, 1).index_select(1, rows).transpose(0, 1)  # planes stay outermost
+    order, ordered = order[rows], ordered[rows]
+    for slot in range(blends):
+        part = slice(before[slot + 1], working)
+        image[part] = blend(image[part], order[part, slot], ordered[part, slot])
+    image[:working] = rotate_hue(image[:working], hue[rows[:working]])
+    for slot in range(1, blends + 1):
+        part = slice(0, before[slot])
+        image[part] = blend(image[part], order[part, slot], ordered[part, slot])
+    back = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(rows)))
+    return image.transpose(0, 1).index_select(1, back).transpose(0, 1)
 
 
 def to_grey(image: Tensor, chosen: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ ORIENTATIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of the header that tells the size
+
 
 class UnreadableImage(Exception):
     """One image cannot be had. The loader counts and names it; it never ends a run unless the configuration says so."""
@@ -49,6 +51,12 @@ def decode(data: bytes, name: str = "image", max_side: int | None = None) -> Ten
     """Decode an image file's bytes; with ``max_side`` the longer side is shrunk to it (never enlarged)."""
     with unreadable_as(name):
         return to_tensor(render(open_image(data, name), max_side))
+
+
+def decode_interleaved(data: bytes, name: str = "image", max_side: int | None = None) -> Tensor:
+    """The same (3, h, w), but in memory pixel by pixel, as decoders leave it: transposing takes a fifth of the time."""
+    with unreadable_as(name):
+        return torch.from_numpy(np.array(render(open_image(data, name), max_side))).permute(2, 0, 1)
 
 
 def read_bytes(path: str, name: str) -> bytes:
@@ -139,3 +147,14 @@ def to_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
 def to_tensor(image: Image.Image) -> Tensor:
     # NumPy transposes in this thread alone; torch would wake a pool of its own in every loader worker.
     return torch.from_numpy(np.array(np.asarray(image).transpose(2, 0, 1), order="C"))  # (3, h, w)
+
+
+def jpeg_size(data: NDArray[np.uint8]) -> tuple[int, int] | None:
+    """Height and width from the header of a JPEG file, without decoding; None where there is no such header."""
+    position = 2  # after the start marker
+    while len(segment := data[position : position + 9].tolist()) == 9 and segment[0] == 0xFF:
+        _, marker, length_high, length_low, _, height_high, height_low, width_high, width_low = segment
+        if marker in JPEG_FRAMES:
+            return height_high << 8 | height_low, width_high << 8 | width_low
+        position += 1 if marker == 0xFF else 2 + (length_high << 8 | length_low)  # a marker may be padded
+    return None

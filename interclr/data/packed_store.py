@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interclr.data.decode import decode, unreadable_as
+from interclr.data.decode import decode_interleaved, jpeg_size, unreadable_as
 from interclr.data.names import Names
 from interclr.data.source import ArraySource, Source, UnreadableImage
 from interclr.types import UserError
@@ -123,8 +123,8 @@ class PackedSource(Source):
         self.labels = _read_labels(folder)
         self.names = _read_names(folder, header)
         self.max_side = max_side
-        stored_side = header.max_side
-        self._shrinks = max_side is not None and (stored_side is None or stored_side > max_side)
+        self.stored_bytes = sum(header.shards)
+        self._largest = header.max_side  # no stored image is larger; None: not known
         self._shards = [np.memmap(folder / shard_name(i), np.uint8, "c") for i in range(len(header.shards))]
         self._shard_starts = [0, *accumulate(header.shards)][:-1]
         self._offsets = np.load(folder / "offsets.npy", allow_pickle=False)  # (N + 1,) over all shards end to end
@@ -148,17 +148,24 @@ class PackedSource(Source):
         return self._stored(index).tobytes()
 
     def read(self, index: int) -> Tensor:
-        name = self.names[index]
-        if self._shrinks:
-            return decode(self.encoded(index), name, self.max_side)
+        name, stored = self.names[index], self._stored(index)
+        if self._too_large(stored):
+            return decode_interleaved(stored.tobytes(), name, self.max_side)
         # Imported here, since it is slow and a raw store never needs it. It decodes as Pillow does, without copies.
         from torchvision.io import ImageReadMode, decode_jpeg
 
         with unreadable_as(name):
-            image: Tensor = decode_jpeg(torch.from_numpy(self._stored(index)), mode=ImageReadMode.RGB)
+            image: Tensor = decode_jpeg(torch.from_numpy(stored), mode=ImageReadMode.RGB)
             if image.numel() == 0:
                 raise UnreadableImage(name, "zero size")
             return image
+
+    def _too_large(self, stored: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
+        """Whether the image has to be shrunk. Asked of each: most images of a set usually need not be."""
+        if self.max_side is None or (self._largest is not None and self._largest <= self.max_side):
+            return False
+        size = jpeg_size(stored)
+        return size is None or max(size) > self.max_side  # without a header the general path says what is wrong
 
     def _add_to_fingerprint(self, digest: Any) -> None:
         digest.update(self.names.blob.tobytes())

@@ -28,6 +28,7 @@ FACTOR = slice(2 * ATTEMPTS + 8, 2 * ATTEMPTS + 12)
 ORDER = slice(2 * ATTEMPTS + 12, 2 * ATTEMPTS + 16)
 UNIFORMS = 2 * ATTEMPTS + 16
 
+SMALL_BATCH = 2**22  # bytes of pixels: below, views of one kind are made together, to save on the number of operations
 CHUNK_ELEMENTS = 2**25  # source pixels turned into floats at a time (128 MB): bounds memory with large canvases
 
 
@@ -338,13 +339,19 @@ class Views:
     def __call__(self, images: Images, generator: torch.Generator, total: int | None = None, first: int = 0) -> Batch:
         """``images`` are rows ``first`` onwards of a global batch of ``total``; ``generator`` is on their device."""
         size = image_sizes(images)
-        batch = []
+        uniforms = [draw_uniforms(size, generator, total, first) for _ in self.views]
         # Autocast would run the resampling in bfloat16, which has not even a pixel's 8 bits.
         with torch.autocast(images.pixels.device.type, enabled=False):
-            for view in self.views:
-                uniforms = draw_uniforms(size, generator, total, first)
-                batch.append(self._make[view](images.pixels, size, uniforms))
-        return Batch(images.index, tuple(batch), images.label)
+            if len(self._make) < len(self.views) and images.pixels.numel() <= SMALL_BATCH:
+                made = self._make[self.views[0]](
+                    images.pixels.repeat(len(self.views), 1, 1, 1), size.repeat(len(self.views), 1), torch.cat(uniforms)
+                ).chunk(len(self.views))
+            else:
+                made = tuple(
+                    self._make[view](images.pixels, size, numbers)
+                    for view, numbers in zip(self.views, uniforms, strict=True)
+                )
+        return Batch(images.index, made, images.label)
 
 
 @torch.no_grad()

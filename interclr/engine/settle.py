@@ -73,10 +73,10 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
 
 
 def _choose_candidates(tree: dict[str, Any], n: int, choose: Callable[[str, Any, str], None]) -> None:
-    """A tenth more than it takes to find K in the pool, so that a large cluster of the anchor's own leaves enough."""
+    """A little more than it takes to find K in the pool, so that a large cluster of the anchor's own leaves enough."""
     sampler = (tree["inter"] or {}).get("sampler", {})
     if "candidates" in sampler:
-        wanted = math.ceil(1.1 * sampler["negatives"] / sampler["pool_fraction"])
+        wanted = math.ceil(1.05 * sampler["negatives"] / sampler["pool_fraction"])
         few = n >= EXACT_BELOW and wanted <= n // 2
         why = f"a sample of the bank to look for {sampler['negatives']:,} negatives in" if few else "the bank is small"
         choose("inter.sampler.candidates", wanted if few else "all", why)

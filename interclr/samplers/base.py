@@ -29,6 +29,7 @@ from abc import ABC, abstractmethod
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -191,7 +192,7 @@ class PoolSampler(SimilaritySampler):
         if self.candidates is None or self.candidates >= bank.labels.shape[0]:
             return super().select_negatives(query, label, bank, priority)
         chosen = priority[: self.candidates]  # (M,) in the order of preference
-        features, labels = bank.features[chosen].float(), bank.labels[chosen]
+        features, labels = bank.features.index_select(0, chosen).float(), bank.labels[chosen]
         sign = -1 if self.farthest_first else 1
         query = query.float() * sign
         fast = kernels.usable(query, features)
@@ -210,14 +211,13 @@ class PoolSampler(SimilaritySampler):
 
     def _select_plain(self, score: Tensor, label: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """What ``_select_fast`` computes, by sorting: the best ``pool_fraction``, then the first K in preference."""
+        columns, width = score.shape[1], min(self.negatives, score.shape[1])
         same = labels == label[:, None]  # (a, M)
         key = ranking_key(score).masked_fill_(same, torch.iinfo(torch.int64).min)
-        columns, width = score.shape[1], min(self.negatives, score.shape[1])
         pool = key.topk(self.pool_size(columns)).indices  # (a, largest), best first
-        outside = torch.arange(pool.shape[1], device=pool.device) >= self._pool_sizes(
-            columns - same.sum(1, keepdim=True)
-        )
-        column = pool.masked_fill_(outside, columns).sort(1).values[:, :width]  # columns are in the order of preference
+        sizes = self._pool_sizes(columns - same.count_nonzero(1))[:, None]  # (a, 1)
+        pool.masked_fill_(torch.arange(pool.shape[1], device=pool.device) >= sizes, columns)
+        column = sorted_rows(pool)[:, :width]  # columns are in the order of preference
         column = torch.nn.functional.pad(column, (0, width - column.shape[1]), value=columns)
         none, column = column == columns, column.clamp_max(columns - 1)
         return chosen[column].masked_fill_(none, -1), score.gather(1, column).masked_fill_(none, -torch.inf)
@@ -278,6 +278,14 @@ def ranking_key(score: Tensor) -> Tensor:
     Distinct keys leave ``topk`` no freedom, so it returns the same on every device.
     """
     bits = (score.float() + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal 0.0
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats count down in their magnitude
-    columns = torch.arange(score.shape[1] - 1, -1, -1, device=score.device)
-    return bits.long().mul_(2**32).add_(columns)
+    bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF))  # negative floats count down in their magnitude
+    columns = torch.arange(score.shape[1] - 1, -1, -1, dtype=torch.int32, device=score.device)
+    halves = torch.stack((columns.expand_as(bits), bits), dim=2)  # the lower half comes first in memory
+    return halves.view(torch.int64).squeeze(2)
+
+
+def sorted_rows(values: Tensor) -> Tensor:
+    """Each row of small whole numbers in ascending order; on a CPU by NumPy, whose sort is several times as fast."""
+    if values.is_cuda:
+        return values.sort(1).values
+    return torch.from_numpy(np.sort(values.int().numpy(), axis=1)).long()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from interclr.data.decode import ORIENTATION_TAG, UnreadableImage, decode
+from interclr.data.decode import ORIENTATION_TAG, UnreadableImage, decode, decode_interleaved, jpeg_size
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -150,3 +150,50 @@ def test_decompression_bomb_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> No
 def test_unreadable_image_survives_the_way_between_processes() -> None:
     error = pickle.loads(pickle.dumps(UnreadableImage("a.jpg", "broken")))
     assert (error.name, error.reason, str(error)) == ("a.jpg", "broken", "a.jpg: broken")
+
+
+def odd_files() -> dict[str, bytes]:
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    files = {
+        f"{mode} {kind}": encode(noise(mode=mode), kind) for mode in ("RGB", "L") for kind in ("PNG", "BMP", "GIF")
+    }
+    files |= {f"JPEG {mode}": encode(noise(61, 33, mode), "JPEG") for mode in ("RGB", "L", "CMYK")}
+    files |= {
+        "alpha": encode(noise(mode="RGBA"), "PNG"),
+        "palette": encode(noise(mode="P"), "PNG"),
+        "16 bits": encode(Image.fromarray(np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000), "PNG"),
+        "turned": encode(noise(64, 32), "JPEG", exif=exif),
+        "progressive": encode(noise(61, 33), "JPEG", progressive=True),
+        "finely sampled": encode(noise(61, 33), "JPEG", subsampling=0),
+        "one pixel": encode(noise(1, 1), "JPEG"),
+    }
+    return files
+
+
+@pytest.mark.parametrize("max_side", [None, 20])
+@pytest.mark.parametrize("name", odd_files())
+def test_interleaved_pixels_are_the_same(name: str, max_side: int | None) -> None:
+    data = odd_files()[name]
+    interleaved = decode_interleaved(data, max_side=max_side)
+    assert torch.equal(interleaved, decode(data, max_side=max_side))
+    assert interleaved.permute(1, 2, 0).is_contiguous()
+    with pytest.raises(UnreadableImage, match=r"^half: "):
+        decode_interleaved(data[: len(data) // 2], "half", max_side)
+
+
+def test_size_of_a_jpeg_from_its_header() -> None:
+    for name, data in odd_files().items():
+        array = np.frombuffer(data, np.uint8)
+        if data.startswith(b"\xff\xd8"):
+            width, height = Image.open(io.BytesIO(data)).size
+            assert jpeg_size(array) == (height, width), name
+            position = data.index(b"\xff\xdb")  # markers may be padded
+            padded = data[:position] + b"\xff\xff\xff" + data[position:]
+            assert jpeg_size(np.frombuffer(padded, np.uint8)) == (height, width), name
+        else:
+            assert jpeg_size(array) is None, name
+    jpeg = encode(noise(300, 200), "JPEG")
+    frame = jpeg.index(b"\xff\xc0")
+    assert jpeg_size(np.frombuffer(jpeg[: frame + 9], np.uint8)) == (200, 300)
+    assert all(jpeg_size(np.frombuffer(jpeg[:end], np.uint8)) is None for end in range(frame + 9))

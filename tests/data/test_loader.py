@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,12 +13,15 @@ import torch
 from tiny_runs import write_images
 from torch import Tensor
 
+from interclr.data import loader as loader_module
 from interclr.data.folder import open_folder
 from interclr.data.loader import (
     CANVAS_STEP,
+    SLOTS,
     Canvas,
     Order,
     ResidentLoader,
+    Slots,
     StreamLoader,
     Unreadable,
     in_order,
@@ -24,9 +31,12 @@ from interclr.data.loader import (
 )
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.subset import Subset
+from interclr.data.views import View, Views, centre_crop
 from interclr.types import Images, UserError
 
 CPU = torch.device("cpu")
+SIZES = ((40, 30), (17, 70), (33, 33))
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Made(Source):
@@ -144,6 +154,7 @@ def test_fail_policy_and_a_batch_without_any_readable_image(workers: int) -> Non
         list(StreamLoader(Made(8, [5]), Order(8, 4, 0), CPU, workers, fail=True).iterate(0, 2))
     with pytest.raises(UserError, match="every image of a batch is unreadable"):
         list(StreamLoader(Made(8, range(8)), Order(8, 4, 0), CPU, workers).iterate(0, 2))
+    assert not multiprocessing.active_children()
 
 
 def test_images_of_several_sizes_share_a_canvas() -> None:
@@ -228,3 +239,280 @@ def test_a_wholly_unreadable_batch_takes_images_from_elsewhere(workers: int) -> 
         assert not set(batch.index.tolist()) & set(broken)
         assert torch.equal(batch.pixels[:, 0, 0, 0].long(), batch.index)
     assert set(stream.unreadable.reasons) == {f"image {i}" for i in broken}
+
+
+# Slots: what workers and this process share.
+
+
+class Drawn(Made):
+    """As decoders leave them, pixel by pixel: image i is noise of its own."""
+
+    def read(self, index: int) -> Tensor:
+        if index in self.broken:
+            raise UnreadableImage(self.name_of(index), "broken on purpose")
+        height, width = self.sizes[index % len(self.sizes)]
+        random = torch.Generator().manual_seed(index)
+        return torch.randint(256, (height, width, 3), generator=random, dtype=torch.uint8).permute(2, 0, 1)
+
+
+def plainly(source: Source, order: Order, steps: int, broken: Sequence[int] = ()) -> list[Images]:
+    """What a loader must yield, made with nothing but torch."""
+    batches = []
+    for step in range(steps):
+        wanted = order.indices(step).tolist()
+        shown = [next(i for i in wanted[at:] + wanted if i not in broken) for at in range(len(wanted))]
+        images = [source.read(i).contiguous() for i in shown]
+        sizes = torch.tensor([image.shape[1:] for image in images])
+        if bool((sizes == sizes[0]).all()):
+            pixels = torch.stack(images)
+        else:
+            height, width = (-(-int(side) // CANVAS_STEP) * CANVAS_STEP for side in sizes.amax(0))
+            pixels = torch.zeros(len(images), 3, height, width, dtype=torch.uint8)
+            for row, image in zip(pixels, images, strict=True):
+                row[:, : image.shape[1], : image.shape[2]] = image
+        same = pixels.shape[2:] == tuple(sizes[0]) and bool((sizes == sizes[0]).all())
+        batches.append(Images(torch.tensor(shown), pixels, None if same else sizes, source.labels[shown]))
+    return batches
+
+
+@pytest.mark.parametrize("sizes", [SIZES, ((24, 24),)], ids=["several sizes", "one size"])
+@pytest.mark.parametrize("kind", [Made, Drawn], ids=["planes", "interleaved"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_hand_on_what_was_decoded(kind: type[Made], workers: int, sizes: Sequence[tuple[int, int]]) -> None:
+    """Over more batches than there are slots, all kept: nobody writes again into what has been handed out."""
+    broken = [7, 20]
+    steps = 5 * SLOTS
+    source, order = kind(30, broken, sizes), Order(30, 4, seed=5)
+    batches = list(StreamLoader(source, order, CPU, workers).iterate(0, steps))
+    expected = plainly(source, order, steps, broken)
+    assert all(equal(left, right) for left, right in zip(batches, expected, strict=True))
+
+
+def test_images_larger_than_expected_and_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, order = Drawn(30, sizes=SIZES), Order(30, 4, seed=5)
+    expected = plainly(source, order, 14)
+    with monkeypatch.context() as patch:
+        patch.setattr(loader_module, "_side_of_slots", lambda source: 8)
+        batches = list(StreamLoader(source, order, CPU, 2).iterate(0, 14))
+    assert all(equal(left, right) for left, right in zip(batches, expected, strict=True))
+
+    def refused(count: int, size: int) -> Slots:
+        raise RuntimeError("unable to allocate shared memory(shm)")
+
+    monkeypatch.setattr(loader_module, "Slots", refused)
+    batches = list(StreamLoader(source, order, CPU, 2).iterate(0, 14))
+    assert all(equal(left, right) for left, right in zip(batches, expected, strict=True))
+
+
+def test_batches_without_a_readable_image_do_not_keep_their_slots() -> None:
+    count = 4 * SLOTS
+    broken = range(2, 2 * count - 8)
+    parts = list(in_order(Made(2 * count, broken), CPU, 2, workers=2))
+    assert len(parts) == count
+    assert parts[-1].pixels[:, 0, 0, 0].tolist() == [2 * count - 2, 2 * count - 1]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 9])
+def test_workers_end_with_the_loop_that_needed_them(taken: int) -> None:
+    """Also those that wait for a slot, and at once."""
+    batches = StreamLoader(Drawn(30), Order(30, 4, 0), CPU, 2).iterate(0, 1_000)
+    for _ in range(taken):
+        next(batches)
+    time.sleep(0.2)  # the slots are full
+    started = time.monotonic()
+    del batches
+    assert time.monotonic() - started < 4  # DataLoader ends those that do not answer after 5 s
+    assert not multiprocessing.active_children()
+
+
+def test_a_slot_is_written_when_it_is_free() -> None:
+    slots = Slots(3, 100)
+    for number in range(3):
+        slots.allocate(number, (10, 10)).fill_(number)
+    written = threading.Event()
+
+    def write() -> None:
+        slots.allocate(3, (5, 20)).fill_(9)
+        written.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert not written.wait(0.1)
+    assert slots.view(0, (10, 10), (10, 1)).tolist() == [[0] * 10] * 10
+    slots.free(1)
+    assert written.wait(5)
+    thread.join()
+    assert slots.view(3, (5, 20), (20, 1)).tolist() == [[9] * 20] * 5
+    assert slots.view(1, (100,), (1,)).unique().tolist() == [1]
+    assert not slots.hold(slots.allocate(99, (101,)))  # too large: no slot and no waiting
+    assert slots.hold(slots.allocate(2, (100,)))
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [list(range(8))] * 100
+    source = Made(200, sizes=[(64, 64)])
+    each = 8 * 3 * 96 * 96  # 64 pixels, a margin, and a whole step of the canvas
+    workers, slots = loader_module._plan(source, batches, CPU, 16)
+    assert workers == 16
+    assert slots.memory.shape == (SLOTS, each)
+    assert loader_module._plan(source, batches[:2], CPU, 16)[0] == 2
+    assert loader_module._plan(source, batches, CPU, 0) == (0, None)
+    assert loader_module._plan(source, [], CPU, 2) == (2, None)
+    monkeypatch.setattr(loader_module, "SLOTS_BYTES", 5 * each)
+    assert len(loader_module._plan(source, batches, CPU, 16)[1].memory) == 5
+    monkeypatch.setattr(loader_module, "SLOTS_BYTES", 1)
+    assert len(loader_module._plan(source, batches, CPU, 16)[1].memory) == loader_module.SLOTS_LEAST
+    monkeypatch.setattr(loader_module, "WORKERS_SHARE", 1e-15)
+    assert loader_module._plan(source, batches, CPU, 16)[0] == 1
+
+
+def test_slots_are_no_larger_than_images_can_be() -> None:
+    source = Made(200, sizes=[(500, 375)])
+    assert loader_module._side_of_slots(source) == 640
+    source.max_side = 512
+    assert loader_module._side_of_slots(source) == 512
+    assert loader_module._side_of_slots(Subset(source, range(9))) == 512
+    source.max_side = 96  # images that come without having been shrunk
+    assert loader_module._side_of_slots(source) == 512
+    assert loader_module._side_of_slots(Made(5, range(5))) > 0
+
+
+def test_canvas_in_memory_as_the_images_are() -> None:
+    """And clean whatever lay there before."""
+    interleaved = [Drawn(3, sizes=SIZES).read(i) for i in range(3)]
+    planes = [image.contiguous() for image in interleaved]
+
+    def dirty(shape: tuple[int, ...]) -> Tensor:
+        return torch.full(shape, 77, dtype=torch.uint8)
+
+    left, sizes = on_canvas(interleaved, CANVAS_STEP, dirty)
+    right, same_sizes = on_canvas(planes, CANVAS_STEP, dirty)
+    mixed, _ = on_canvas([planes[0], interleaved[1], planes[2]], CANVAS_STEP, dirty)
+    assert left.permute(0, 2, 3, 1).is_contiguous()
+    assert right.is_contiguous()
+    assert torch.equal(left, right)
+    assert torch.equal(left, mixed)
+    assert torch.equal(sizes, same_sizes)
+    for pixels, (height, width) in zip(left, SIZES, strict=True):
+        assert pixels[:, height:].sum() == pixels[:, :, width:].sum() == 0
+
+
+def test_views_do_not_depend_on_how_pixels_lie_in_memory() -> None:
+    interleaved, size = on_canvas([Drawn(3, sizes=SIZES).read(i) for i in range(3)], CANVAS_STEP)
+    images = Images(torch.arange(3), interleaved, size)
+    planes = Images(torch.arange(3), interleaved.contiguous(), size)
+    view = View(jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, grey=0.2, blur=0.5, solarise=0.2)
+    views = Views([view, view], 24, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    left, right = (views(some, torch.Generator().manual_seed(3)) for some in (images, planes))
+    assert all(torch.equal(a, b) for a, b in zip(left.views, right.views, strict=True))
+    left, right = (centre_crop(some, 24, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)) for some in (images, planes))
+    assert torch.equal(left, right)
+    canvas = Canvas(interleaved, size, None)
+    assert torch.equal(canvas.rows(torch.tensor([2, 0])).pixels, planes.pixels[[2, 0]])
+
+
+def test_on_a_cpu_batches_come_when_they_are_asked_for() -> None:
+    read: list[int] = []
+
+    class Watched(Made):
+        def read(self, index: int) -> Tensor:
+            read.append(index)
+            return super().read(index)
+
+    batches = StreamLoader(Watched(12), Order(12, 4, 0), CPU, workers=0).iterate(0, 3)
+    for done in range(3):
+        next(batches)
+        assert len(read) == 4 * (done + 1)
+
+
+# On a GPU: copies beside the steps.
+
+
+def test_copies_run_one_ahead_and_slots_are_freed_when_they_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU in name only: what is started, waited for and freed, and when."""
+    happened: list[str] = []
+
+    class Event:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def synchronize(self) -> None:
+            happened.append(f"copied {self.number}")
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            self.copies = itertools.count()
+
+        def record_event(self) -> Event:
+            return Event(next(self.copies))
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(loader_module, "_pinned", lambda images: images)
+    monkeypatch.setattr(loader_module, "_hand_over", lambda images, failures, event, device: (images, failures))
+    slots = Slots(4, 8)
+
+    def arrivals() -> Iterator[tuple[Images | None, list[tuple[str, str]]]]:
+        for number in range(5):
+            # Before it is waited for, its slot and the next are free: the batch in them four earlier is copied.
+            assert int(slots.freed) == max(0, number - 2)
+            happened.append(f"came {number}")
+            yield (None if number == 3 else Images(torch.tensor([number]), torch.zeros(1, 3, 1, 1))), []
+
+    for images, _ in loader_module._to_gpu(arrivals(), slots, CPU):
+        happened.append("step" if images is None else f"step {int(images.index)}")
+    text = "came 0, came 1, step 0, came 2, copied 0, step 1, came 3, copied 1, step 2, came 4, copied 2, step, step 4"
+    assert ", ".join(happened) == text
+
+
+@needs_gpu
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shared", [True, False])
+def test_gpu_gets_what_was_decoded(workers: int, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is busy when a batch is handed over, and without the host ever waiting for the steps."""
+    if not shared:
+        monkeypatch.setattr(loader_module.Slots, "__init__", _refuse)
+    device, steps = torch.device("cuda"), 4 * SLOTS
+    source, order = Drawn(30, [7, 20], SIZES), Order(30, 4, seed=5)
+    batches = StreamLoader(source, order, device, workers).iterate(0, steps + 2)
+    seen = [next(batches)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(steps - 1):
+            torch.cuda._sleep(5_000_000)
+            seen.append(next(batches).each(lambda tensor: tensor + 0))  # read late, by the stream that computes
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    del batches
+    expected = plainly(source, order, steps, [7, 20])
+    assert all(equal(left.to(CPU), right) for left, right in zip(seen, expected, strict=True))
+
+
+def _refuse(self: Slots, count: int, size: int) -> None:
+    raise RuntimeError("unable to allocate shared memory(shm)")
+
+
+@needs_gpu
+def test_memory_that_cannot_be_pinned_is_used_all_the_same() -> None:
+    device = torch.device("cuda")
+    slots = Slots(4, 1 << 20)
+    slots.pin(device)
+    assert slots.is_pinned
+    pageable = Slots.__new__(Slots)
+    pageable.memory, pageable.freed = slots.memory, slots.freed
+    pageable.pin(device)  # a second time: refused
+    assert not pageable.is_pinned
+    assert torch.ones(3, device=device).sum() == 3  # the refusal is not reported by whoever comes next
+    slots.unpin(device)
+    assert not slots.is_pinned
+    pageable.pin(device)
+    assert pageable.is_pinned
+    pageable.unpin(device)
+
+
+@needs_gpu
+def test_in_order_on_a_gpu() -> None:
+    parts = list(in_order(Drawn(10, range(6, 9), SIZES), torch.device("cuda"), 3, workers=2))
+    assert torch.cat([part.index for part in parts]).tolist() == list(range(10))
+    host = list(in_order(Drawn(10, range(6, 9), SIZES), CPU, 3, workers=0))
+    assert all(equal(left.to(CPU), right) for left, right in zip(parts, host, strict=True))

@@ -17,7 +17,7 @@ from interclr.data import packed as pack_module
 from interclr.data.builtin import open_source
 from interclr.data.decode import ORIENTATION_TAG, decode
 from interclr.data.packed import PackedArray, PackedSource, open_packed, pack
-from interclr.data.source import ArraySource
+from interclr.data.source import ArraySource, UnreadableImage
 from interclr.types import UserError
 
 ODD_NAMES = ["a/space here.jpg", "a/ünï.jpg", "b/line\nbreak.jpg", "b/<script>.jpg"]
@@ -239,3 +239,35 @@ def test_torchvision_decodes_jpeg_as_pillow_does(
     pack(open_source(folder), tmp_path / "packed", image_format="jpeg")
     difference = open_packed(tmp_path / "packed").read(0).int() - decode((folder / "x.jpg").read_bytes()).int()
     assert difference.abs().max() <= 2
+
+
+@pytest.mark.parametrize("packed_side", [None, 100])
+@pytest.mark.parametrize("max_side", [None, 64, 100, 200])
+def test_only_larger_images_are_shrunk_when_read(tmp_path: Path, packed_side: int | None, max_side: int | None) -> None:
+    """Each image is what decoding its bytes plainly gives, whichever way it was read (see the test above)."""
+    folder = tmp_path / "images"
+    for number, (width, height) in enumerate([(64, 64), (65, 30), (30, 65), (100, 20), (20, 101), (300, 150), (1, 1)]):
+        save(noise(number, width, height), folder / f"{number}.jpg", quality=90, progressive=number % 2 == 1)
+    save(noise(8, 80, 60, "L"), folder / "grey.jpg")
+    pack(open_source(folder), tmp_path / "packed", image_format="jpeg", max_side=packed_side)
+    packed = open_packed(tmp_path / "packed", max_side)
+    assert isinstance(packed, PackedSource)
+    for index in range(len(packed)):
+        image = packed.read(index)
+        plainly = decode(packed.encoded(index), max_side=max_side)
+        assert image.shape == plainly.shape
+        assert (image.int() - plainly.int()).abs().max() <= 2
+        assert image.permute(1, 2, 0).is_contiguous()  # as the loader lays it on its canvas without transposing
+        assert max_side is None or max(image.shape) <= max_side
+
+
+@pytest.mark.parametrize("max_side", [None, 40])
+def test_bytes_that_have_changed_are_an_unreadable_image(
+    photographs: Path, tmp_path: Path, max_side: int | None
+) -> None:
+    pack(open_source(photographs), tmp_path / "packed")
+    shard = tmp_path / "packed" / "images-00000.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    packed = open_packed(tmp_path / "packed", max_side)
+    with pytest.raises(UnreadableImage, match="space here"):
+        packed.read(0)

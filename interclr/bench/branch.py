@@ -1,0 +1,177 @@
+"""What the inter branch adds to a step: time as a ratio to the plain method, and memory."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from interclr.bench.setup import Prepared, clustered_features, prepare
+from interclr.bench.timing import block_milliseconds, in_turns, ratios, spread
+from interclr.config import load_settings
+from interclr.engine.build import build_learner
+from interclr.engine.dataset import Facts
+from interclr.engine.settle import settle
+from interclr.learner import Learner
+from interclr.screen import Screen
+from interclr.types import Embeddings
+
+IMAGENET = 1_281_167
+
+
+def measure_branch(
+    recipe: str,
+    overrides: Sequence[str],
+    device: torch.device,
+    screen: Screen,
+    images: int = IMAGENET,
+    canvas: int = 256,
+    rounds: int = 8,
+    repeats: int = 10,
+) -> dict[str, Any]:
+    """Steps of ``recipe`` and of ``recipe-interclr`` in turns, in one process: everything from bytes to commit."""
+    prepared: dict[str, Prepared] = {}
+    memory: dict[str, int] = {}
+    starting: dict[str, float] = {}
+    steps = {}
+    batches = 4
+    for name in (recipe, f"{recipe}-interclr"):
+        settings = load_settings(recipe, overrides)
+        batch = int(settings.data.batch)
+        pixels = torch.randint(0, 256, (batches * batch, 3, canvas, canvas), dtype=torch.uint8)
+        gc.collect()
+        before = _allocated(device)
+        screen.say(f"{name}: building and compiling")
+        started = time.perf_counter()
+        here = prepare(name, overrides, pixels, images, device)
+        steps[name] = _stepper(here)
+        for _ in range(8):
+            steps[name]()
+        _wait(device)
+        starting[name] = time.perf_counter() - started
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        block_milliseconds(steps[name], 12, device)
+        memory[name] = _peak(device) - before
+        prepared[name] = here
+    times = in_turns(steps, rounds, repeats, device)
+    plain, inter = recipe, f"{recipe}-interclr"
+    settled = prepared[inter].settings
+    assert settled.inter is not None
+    result = {
+        "plain": recipe,
+        "images": images,
+        "batch": prepared[plain].batch,
+        "canvas": canvas,
+        "image_size": settled.data.image_size,
+        "clusters": settled.inter.clusters,
+        "sampler": settled.inter.sampler.model_dump(),
+        "bank_dtype": settled.inter.bank_dtype,
+        "mode": settled.engine.mode,
+        "precision": settled.engine.precision,
+        "milliseconds": {name: spread(values) for name, values in times.items()},
+        "ratio": ratios(times[inter], times[plain]),
+        "extra_bytes": memory[inter] - memory[plain],
+        "peak_bytes": memory,
+        "seconds_to_start": starting,  # building, clustering and compiling
+        "rounds": times,
+    }
+    prepared.clear()
+    steps.clear()
+    _free(device)
+    return result
+
+
+def measure_growth(
+    sizes: Sequence[int], device: torch.device, screen: Screen, anchors: int = 256, repeats: int = 20
+) -> list[dict[str, Any]]:
+    """The inter branch alone (draw, loss, gradient, commit) as the bank grows, kept in bf16."""
+    rows = []
+    for size in sizes:
+        screen.say(f"the inter branch with {size:,} images")
+        overrides = [f"data.batch={anchors}", "inter.bank_dtype=bfloat16", "model.backbone=resnet18"]
+        clusters = max(2, round(10_000 * size / IMAGENET)) if size < IMAGENET else 10_000
+        overrides += [f"inter.clusters={clusters}"]
+        settings, _ = settle(load_settings("mocov2-interclr", overrides), Facts(size, 224, device.type))
+        learner = build_learner(settings, size).to(device)
+        assert learner.bank is not None
+        assert learner.labels is not None
+        learner.bank.fill(clustered_features(size, learner.bank.dim, device))
+        learner.bank.assign(torch.arange(size, device=device) % clusters)
+        learner.intra.generator = torch.Generator(device).manual_seed(0)
+        work = _branch_alone(learner, size, anchors, device)
+        for _ in range(5):
+            work()
+        _wait(device)
+        times = [block_milliseconds(work, repeats, device) for _ in range(5)]
+        assert settings.inter is not None
+        rows.append(
+            {
+                "images": size,
+                "clusters": clusters,
+                "sampler": settings.inter.sampler.model_dump(),
+                "milliseconds": spread(times),
+                "bank_bytes": learner.bank.features.nbytes,
+            }
+        )
+        del learner, work
+        _free(device)
+    return rows
+
+
+def _branch_alone(learner: Learner, size: int, anchors: int, device: torch.device) -> Any:
+    assert learner.bank is not None
+    bank = learner.bank
+    numbers = itertools.count()
+
+    def work() -> None:
+        step = next(numbers)
+        index = (
+            torch.randperm(size, device=device)[:anchors]
+            if size < 2**20
+            else torch.randint(size, (anchors,), device=device)
+        )
+        raw = torch.randn(1, anchors, bank.dim, device=device, requires_grad=True)
+        query = torch.nn.functional.normalize(raw, dim=2)
+        embeddings = Embeddings(index, query, query.detach(), query, query[0].detach())
+        loss = learner.intra.inter_loss(embeddings, learner._draw(embeddings, bank), bank)
+        loss.backward()
+        assert learner.labels is not None
+        learner.labels.commit(bank, index, embeddings.feature, step)
+
+    return work
+
+
+def _stepper(prepared: Prepared) -> Any:
+    batches = list(prepared.loader.iterate(0, 4))
+    numbers = itertools.count()
+
+    def work() -> None:
+        number = next(numbers)
+        prepared.step(batches[number % len(batches)], number)
+
+    return work
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
+
+
+def _peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    torch._dynamo.reset()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,84 @@
+"""A training step of a recipe, built as training builds it, on data that are there or made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from interclr.config import Settings, load_settings
+from interclr.data.loader import Canvas, Loader, Order, ResidentLoader
+from interclr.engine.build import build_learner, build_views, peak_rate, set_determinism
+from interclr.engine.dataset import Facts
+from interclr.engine.settle import settle
+from interclr.engine.step import Plan, TrainStep
+from interclr.learner import Learner
+from interclr.types import Images
+
+
+@dataclass
+class Prepared:
+    settings: Settings
+    learner: Learner
+    optimiser: torch.optim.Optimizer
+    step: TrainStep
+    loader: Loader
+    batch: int
+
+
+def prepare(
+    recipe: str,
+    overrides: Sequence[str],
+    pixels: Tensor,
+    images: int,
+    device: torch.device,
+    labels: Tensor | None = None,
+) -> Prepared:
+    """``pixels`` (n, 3, H, W) bytes stand for ``images`` images: the bank has that many entries."""
+    settings, _ = settle(load_settings(recipe, overrides), Facts(images, min(pixels.shape[2:]), device.type))
+    set_determinism(settings.engine.deterministic)
+    batch = int(settings.data.batch)
+    learner = build_learner(settings, images).to(device)
+    if settings.engine.channels_last:
+        learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    learner.train()
+    optimiser = settings.optimiser.build(learner.intra.encoder, peak_rate(settings))
+    plan = Plan(int(settings.schedule.epochs), images // batch, 1, 0.0, peak_rate(settings), settings.seed)
+    mode = str(settings.engine.mode)
+    step = TrainStep(
+        learner,
+        build_views(settings, learner, device),
+        optimiser,
+        plan,
+        device,
+        settings.engine.precision,
+        settings.engine.channels_last,
+        mode,
+    )
+    if learner.labels is not None and learner.bank is not None:
+        learner.start_clusters(clustered_features(learner.bank.size, learner.bank.dim, device), torch.Generator())
+    canvas = Canvas(pixels, None, labels).to(device)
+    kind = _Repeated if len(pixels) < images else ResidentLoader
+    loader = kind(canvas, Order(images, batch, settings.seed))
+    return Prepared(settings, learner, optimiser, step, loader, batch)
+
+
+class _Repeated(ResidentLoader):
+    """Fewer pixels than images: indices run over all images, pixels repeat."""
+
+    def iterate(self, first_step: int, last_step: int) -> Iterator[Images]:
+        for step in range(first_step, last_step):
+            index = self.order.indices(step).to(self.canvas.pixels.device)
+            taken = self.canvas.take(index % len(self.canvas))
+            yield Images(index, taken.pixels, taken.size, taken.label)
+
+
+def clustered_features(size: int, dim: int, device: torch.device) -> Tensor:
+    """Unit vectors around as many random directions as an hundredth of them: something that k-means can find."""
+    generator = torch.Generator(device).manual_seed(0)
+    centres = torch.randn(max(2, size // 100), dim, generator=generator, device=device)
+    rows = torch.randint(len(centres), (size,), generator=generator, device=device)
+    noise = torch.randn(size, dim, generator=generator, device=device)
+    return torch.nn.functional.normalize(centres[rows] + noise, dim=1)
