@@ -38,7 +38,8 @@ class MemoryBank(nn.Module):
     never ask the host.
 
     The features start as random unit vectors (what NPID expects) from ``generator`` (a fixed seed when None, so that
-    ranks agree) and the labels as ``i mod k``. ``clusters=0`` keeps features only: for NPID without the inter branch.
+    ranks agree; the bank is made on its device) and the labels as ``i mod k``. ``clusters=0`` keeps features only: for
+    NPID without the inter branch.
     """
 
     features: Tensor  # (N, D) float32 or bfloat16
@@ -65,13 +66,14 @@ class MemoryBank(nn.Module):
             raise UserError(f"the bank stores float32 or bfloat16, not {dtype}")
         self.size, self.dim, self.clusters, self.momentum = size, dim, clusters, momentum
         generator = torch.Generator().manual_seed(0) if generator is None else generator
-        start = torch.randn(size, dim, generator=generator, device=generator.device)
-        self.register_buffer("features", functional.normalize(start, dim=1, out=start).to("cpu", dtype))
-        self.register_buffer("labels", torch.arange(size) % clusters if clusters else torch.full((size,), -1))
-        self.register_buffer("centroids", torch.zeros(clusters, dim))
-        self.register_buffer("counts", torch.zeros(clusters, dtype=torch.int64))
-        self.register_buffer("sums", torch.zeros(clusters, dim, dtype=torch.int64))
-        self.register_buffer("repair_due", torch.zeros((), dtype=torch.bool))
+        with generator.device:
+            start = torch.randn(size, dim, generator=generator)
+            self.register_buffer("features", functional.normalize(start, dim=1, out=start).to(dtype))
+            self.register_buffer("labels", torch.arange(size) % clusters if clusters else torch.full((size,), -1))
+            self.register_buffer("centroids", torch.zeros(clusters, dim))
+            self.register_buffer("counts", torch.zeros(clusters, dtype=torch.int64))
+            self.register_buffer("sums", torch.zeros(clusters, dim, dtype=torch.int64))
+            self.register_buffer("repair_due", torch.zeros((), dtype=torch.bool))
         self.rebuild()
 
     # The write path of a step.
@@ -188,6 +190,9 @@ class MemoryBank(nn.Module):
 
 def first_occurrence(index: Tensor) -> Tensor:
     """For each element of ``index`` (B,) the position at which its value occurs first."""
+    if index.device.type == "cpu":
+        _, first, group = np.unique(index.numpy(), return_index=True, return_inverse=True)
+        return torch.from_numpy(first[group])
     order = torch.argsort(index, stable=True)  # (B,)
     value = index[order]
     fresh = torch.cat([torch.ones_like(value[:1], dtype=torch.bool), value[1:] != value[:-1]])  # opens a run of equals

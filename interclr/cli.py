@@ -262,6 +262,36 @@ def export(
 
 
 @app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="step, cifar, data, kmeans, growth, cpu; by default all.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the whole report goes, as JSON.")] = Path("bench.json"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes: shows that it works, not how fast it is.")
+    ] = False,
+    root: Annotated[Path | None, typer.Option(help="Where CIFAR-10 lies; otherwise made-up pixels.")] = None,
+    store: Annotated[Path | None, typer.Option(help="A packed JPEG store; otherwise made-up photographs.")] = None,
+) -> None:
+    """Measure speed and memory: device events, warm-up, repeats, spread; ratios within one run."""
+    from interclr.bench.suite import BENCHES, Options, lines_of, run_benches
+    from interclr.engine.build import choose_device
+    from interclr.screen import Screen
+
+    chosen = choose_device(device)
+    if chosen.type == "cpu" and not quick and set(names or BENCHES) != {"cpu"}:
+        raise UserError("these sizes are for a GPU: add --quick, or measure the step on a CPU with: interclr bench cpu")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    screen = Screen(console)
+    report = run_benches(names or list(BENCHES), Options(chosen, screen, quick, root, store))
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    screen.table(f"{report['machine']}, torch {report['torch']}", lines_of(report), ("what", "median [range]"))
+    screen.say(f"everything is in {out}")
+
+
+@app.command()
 def recipes() -> None:
     """List the recipes."""
     from interclr.config import load_settings, recipe_names

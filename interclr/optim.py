@@ -51,7 +51,7 @@ class LARS(torch.optim.Optimizer):
                 gradient_norms = torch.stack(torch._foreach_norm(gradients))
                 ratio = group["trust"] * weight_norms / gradient_norms
                 usable = (weight_norms > 0) & (gradient_norms > 0)
-                torch._foreach_mul_(gradients, list(torch.where(usable, ratio, 1.0).unbind()))
+                torch._foreach_mul_(gradients, list(ratio.masked_fill(~usable, 1.0).unbind()))
             buffers = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in weights]
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, gradients)

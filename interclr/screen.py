@@ -37,7 +37,7 @@ class Screen:
             return
         table = Table(title=Text(title), title_justify="left", show_edge=False, pad_edge=False)
         for name in header:
-            table.add_column(name)
+            table.add_column(Text(name))
         for row in rows:
             table.add_row(*map(Text, row))  # as it is: a file may be called [/bold].jpg
         self.console.print(table)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from interclr.bench.setup import Prepared, clustered_features, prepare
+from interclr.bank import MemoryBank
+from interclr.bench.setup import Prepared, prepare
 from interclr.bench.timing import block_milliseconds, in_turns, ratios, spread
 from interclr.config import load_settings
 from interclr.engine.build import build_learner
@@ -97,11 +98,8 @@ def measure_growth(
         clusters = max(2, round(10_000 * size / IMAGENET)) if size < IMAGENET else 10_000
         overrides += [f"inter.clusters={clusters}"]
         settings, _ = settle(load_settings("mocov2-interclr", overrides), Facts(size, 224, device.type))
-        learner = build_learner(settings, size).to(device)
-        assert learner.bank is not None
-        assert learner.labels is not None
-        learner.bank.fill(clustered_features(size, learner.bank.dim, device))
-        learner.bank.assign(torch.arange(size, device=device) % clusters)
+        learner = build_learner(settings, clusters).to(device)  # and a larger bank, made on the device
+        learner.bank = MemoryBank(size, learner.intra.dim, clusters, 1.0, torch.bfloat16, torch.Generator(device))
         learner.intra.generator = torch.Generator(device).manual_seed(0)
         work = _branch_alone(learner, size, anchors, device)
         for _ in range(5):

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # torchvision's numbering of the four jitter operations
+OPPOSITE = (1 / 2, 1 / 6, -1 / 6)  # a channel is lowest opposite to its own hue: cyan, magenta, yellow
+LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey, ITU-R 601's
 
 
 def per_image(values: Tensor) -> Tensor:
@@ -19,9 +21,9 @@ def per_image(values: Tensor) -> Tensor:
 
 
 def grey_plane(image: Tensor) -> Tensor:
-    """Luma with torchvision's (ITU-R 601) weights: (B, 3, H, W) → (B, H, W)."""
+    """(B, 3, H, W) → (B, H, W)."""
     red, green, blue = image.unbind(1)
-    return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
+    return red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
 def blend(image: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
@@ -41,20 +43,24 @@ def rotate_hue(image: Tensor, shift: Tensor) -> Tensor:
     red, green, blue = image.unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    # 0 where the channel is the largest, else 1: as weights of a lerp cheaper on a CPU than a select, and as exact.
+    below_red, below_green = (value - red).sign_(), (value - green).sign_()
+    hue = (green - blue).lerp_((blue - red).lerp_(red - green, below_green), below_red)
     # Where chroma is 0 the numerator is 0 as well, so any positive divisor gives hue 0 and no NaN.
-    sixth = chroma.clamp_min(1e-12).mul_(6).reciprocal_()
-    hue = torch.where(
-        value == red,
-        (green - blue).mul_(sixth),
-        torch.where(value == green, (blue - red).mul_(sixth).add_(1 / 3), (red - green).mul_(sixth).add_(2 / 3)),
-    ).add_(per_image(shift))  # (B, H, W) in turns
-    planes = []
-    for centre in (1 / 2, 1 / 6, -1 / 6):  # a channel is lowest opposite to its own hue: cyan, magenta, yellow
-        distance = hue + centre
-        distance.sub_(distance.round()).abs_()  # to the channel's own hue's opposite, on the circle, 0 .. 1/2
-        share = distance.mul_(-6).add_(2).clamp_(0, 1)
-        planes.append(torch.addcmul(value, chroma, share, value=-1))
+    hue.div_(chroma.clamp_min(1e-12).mul_(6)).addcmul_(below_red, below_green.add_(1), value=1 / 3)
+    hue.add_(per_image(shift))  # (B, H, W) in turns
+    if image.device.type == "cpu":  # all channels in one pass
+        centres = torch.tensor(OPPOSITE, dtype=image.dtype)[:, None, None]
+        return _at_distance(hue[:, None] + centres, value[:, None], chroma[:, None])
+    planes = [_at_distance(hue + centre, value, chroma) for centre in OPPOSITE]
     return torch.stack(planes).transpose(0, 1)  # planes outermost in memory: see `views.resample`
+
+
+def _at_distance(turns: Tensor, value: Tensor, chroma: Tensor) -> Tensor:
+    """A channel, given how far round the circle, in turns, the hue is from where this channel is lowest."""
+    distance = turns.sub_(turns.round()).abs_()  # 0 .. 1/2
+    share = distance.mul_(-6).add_(2).clamp_(0, 1)
+    return torch.addcmul(value, chroma, share, value=-1)
 
 
 def jitter(image: Tensor, factor: Tensor, hue: Tensor | None, order: Tensor, blends: int) -> Tensor:
@@ -85,29 +91,38 @@ def jitter(image: Tensor, factor: Tensor, hue: Tensor | None, order: Tensor, ble
 def _jitter_by_turns(image: Tensor, ordered: Tensor, hue: Tensor, order: Tensor, blends: int) -> Tensor:
     """The same where shapes may depend on values: images sorted by their hue's turn, so that none is blended in vain.
 
-    Images that nothing is done to stand last, where no slice reaches them.
+    Images that nothing is done to stand last, where no slice reaches them. Any blend is a matrix over the channels, and
+    for contrast a number to add.
     """
     turn = (order == HUE).long().argmax(1)  # (B,) blends before the hue
     idle = (ordered == 1).all(1) & (hue == 0)
     turn, rows = turn.masked_fill(idle, blends + 1).sort(stable=True)
     before = torch.searchsorted(turn, torch.arange(blends + 2)).tolist()  # [t]: images whose hue comes before turn t
     working = before[blends + 1]
-    image = image.transpose(0, 1).index_select(1, rows).transpose(0, 1)  # planes stay outermost
-    order, ordered = order[rows], ordered[rows]
+    image, order, ordered = image.index_select(0, rows), order[rows].T, ordered[rows].T  # (B, …), (4, B) twice
+    pixels = image.flatten(2)  # (B, 3, H·W)
+    luma = torch.tensor(LUMA, dtype=image.dtype)
+    rest = 1 - ordered
+    matrix = torch.eye(3, dtype=image.dtype) * ordered[:, :, None, None]  # (4, B, 3, 3)
+    matrix += (rest * (order == SATURATION))[:, :, None, None] * luma
+    of_mean = (rest * (order == CONTRAST))[:, :, None] * luma  # (4, B, 3)
+
+    def blend_slot(part: slice, slot: int) -> None:
+        mean = (pixels[part].mean(2) * of_mean[slot, part]).sum(1)
+        mixed = torch.baddbmm(per_image(mean), matrix[slot, part], pixels[part])
+        torch.clamp(mixed, 0, 1, out=pixels[part])
+
     for slot in range(blends):
-        part = slice(before[slot + 1], working)
-        image[part] = blend(image[part], order[part, slot], ordered[part, slot])
+        blend_slot(slice(before[slot + 1], working), slot)
     image[:working] = rotate_hue(image[:working], hue[rows[:working]])
     for slot in range(1, blends + 1):
-        part = slice(0, before[slot])
-        image[part] = blend(image[part], order[part, slot], ordered[part, slot])
-    back = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(rows)))
-    return image.transpose(0, 1).index_select(1, back).transpose(0, 1)
+        blend_slot(slice(0, before[slot]), slot)
+    return image.index_select(0, rows.argsort())
 
 
 def to_grey(image: Tensor, chosen: Tensor) -> Tensor:
     """Grey the images where ``chosen`` (B,) is true."""
-    return torch.where(per_image(chosen)[:, None], grey_plane(image)[:, None], image)
+    return image.lerp(grey_plane(image)[:, None], per_image(chosen)[:, None].to(image.dtype))
 
 
 def solarise(image: Tensor, chosen: Tensor) -> Tensor:

@@ -130,25 +130,23 @@ def parameters_from_uniforms(view: View, uniforms: Tensor, size: Tensor) -> View
 
 def _crop(view: View, uniforms: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """RandomResizedCrop's window, all attempts at once: top, left, height, width, each (B,) int64."""
-    real = size.to(uniforms.dtype)
-    full_height, full_width = real[:, 0], real[:, 1]
+    full = size.to(uniforms.dtype).T  # (2, B), like all that follows: heights, then widths
     (small, large), (narrow, broad) = view.crop_scale, view.crop_ratio
-    area = (small + (large - small) * uniforms[:, AREA]) * (full_height * full_width)[:, None]  # (B, attempts)
+    area = (small + (large - small) * uniforms[:, AREA]) * full.prod(0)[:, None]  # (B, attempts)
     ratio = narrow * torch.exp(math.log(broad / narrow) * uniforms[:, RATIO])  # uniform in its logarithm
-    heights, widths = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
-    fits = (heights > 0) & (widths > 0) & (heights <= full_height[:, None]) & (widths <= full_width[:, None])
+    tried = torch.stack((area / ratio, area * ratio)).sqrt_().round_()  # (2, B, attempts)
+    fits = ((tried > 0) & (tried <= full[:, :, None])).all(0)
     first = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first of equal maxima
     found = fits.any(1)
 
     # No attempt fits: the largest central crop whose ratio is within bounds.
-    fallback_height = torch.minimum(full_height, (full_width / narrow).round())
-    fallback_width = torch.minimum(full_width, (full_height * broad).round())
-    height = torch.where(found, heights.gather(1, first)[:, 0], fallback_height)
-    width = torch.where(found, widths.gather(1, first)[:, 0], fallback_width)
-    room, side = full_height - height, full_width - width
-    top = torch.where(found, (uniforms[:, TOP] * (room + 1)).floor().minimum(room), (room / 2).floor())
-    left = torch.where(found, (uniforms[:, LEFT] * (side + 1)).floor().minimum(side), (side / 2).floor())
-    return top.long(), left.long(), height.long(), width.long()
+    fallback = torch.minimum(full, torch.stack((full[1] / narrow, full[0] * broad)).round_())
+    extent = torch.where(found, tried.gather(2, first.expand(2, -1, -1))[:, :, 0], fallback)
+    room = full - extent
+    drawn = (uniforms[:, TOP : LEFT + 1].T * (room + 1)).floor_().minimum(room)
+    top, left = torch.where(found, drawn, (room / 2).floor_()).long()
+    height, width = extent.long()
+    return top, left, height, width
 
 
 def draw_parameters(
@@ -187,11 +185,14 @@ def resize_weights(canvas: int, start: Tensor, length: Tensor, scale: Tensor, ou
 def resample(image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``rows @ image @ columnsᵀ`` for each channel: (B, 3, H, W), (B, S, H), (B, S, W) → (B, 3, S, S).
 
-    The channels lie side by side, so that both products are plain batched ones without repeating the matrices. The
-    result's channel planes are outermost in memory, so each is contiguous, which suits the colour operations.
+    On a GPU the channels lie side by side, so that both products are plain batched ones without repeating the matrices.
+    The result's channel planes are outermost in memory, so each is contiguous, which suits the colour operations.
     """
     batch, channels, height, width = image.shape
     size = rows.shape[1]
+    if image.device.type == "cpu":  # here repeating the matrices costs less than moving the channels
+        mixed = torch.bmm(image.to(rows.dtype).reshape(batch, -1, width), columns.transpose(1, 2))
+        return rows[:, None] @ mixed.view(batch, channels, height, size)
     beside = image.new_empty((batch, height, channels, width), dtype=rows.dtype).copy_(image.transpose(1, 2))
     mixed = torch.bmm(rows, beside.view(batch, height, channels * width))  # (B, S, 3W)
     mixed = torch.bmm(mixed.view(batch, size * channels, width), columns.transpose(1, 2))  # (B, 3S, S)
@@ -279,6 +280,9 @@ def apply_view(
 
 def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
     """Contiguous (B, 3, S, S) in ``dtype``. Channel by channel with plain numbers, which need no copy to the device."""
+    if image.device.type == "cpu":
+        centres, spreads = (torch.tensor(values, dtype=image.dtype)[:, None, None] for values in (mean, std))
+        return (image.contiguous() - centres).div_(spreads).to(dtype)
     planes = zip(image.unbind(1), mean, std, strict=True)
     return torch.stack([(plane - centre).div_(spread).to(dtype) for plane, centre, spread in planes], 1)
 

@@ -21,6 +21,7 @@ from interclr.config import Settings, dump
 from interclr.data.builtin import BUILT_IN, data_root
 from interclr.data.loader import Canvas, Loader, default_workers
 from interclr.engine.build import build_learner, build_views, choose_device, peak_rate, set_determinism
+from interclr.engine.capture import WARM_UP
 from interclr.engine.dataset import Facts, TrainingData, median_side, open_training_source, prepare
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.mode import engine_mode
@@ -145,6 +146,7 @@ class Training:
         self.loader: Loader = data.loader(batch, settings.seed, device, settings.data, screen)
         self.loader.unreadable.reasons.update(self.met_before)
         self.stop_asked = False
+        self.compile_seconds = 0.0
 
     # State.
 
@@ -257,6 +259,7 @@ class Training:
         self._start_clusters_if_due()
         batches = iter(self.loader.iterate(self.step, last))
         mark, waited, since = time.monotonic(), 0.0, self.step
+        compiling = self._announce_compiling()
         while self.step < last:
             asked = time.monotonic()
             try:
@@ -270,6 +273,10 @@ class Training:
             waited += time.monotonic() - asked
             self.averages.add(self.step_once(images, self.step))
             self.step += 1
+            if self.step == compiling:
+                self.compile_seconds = time.monotonic() - mark
+                self.screen.say(f"compiled in {self.compile_seconds:.0f} s")
+                mark, waited, since = time.monotonic(), 0.0, self.step
             bar.advance(self.step)
             if self.step % log_every == 0:
                 now = time.monotonic()
@@ -289,6 +296,14 @@ class Training:
             self._save_if_due()
             if self.step % self.plan.accumulate == 0 and self._all_stop():
                 break
+
+    def _announce_compiling(self) -> int | None:
+        """Say what the first steps are slow for; the step after which that is over."""
+        mode = self.settings.engine.mode
+        if mode == "eager":
+            return None
+        self.screen.say("compiling encoders and views: a minute or two, once (engine.mode=eager does without)")
+        return self.step + (WARM_UP + 1 if mode == "graph" else 1)
 
     def _all_stop(self) -> bool:
         """Ranks stop at the same step: they compare now and then, where the host waits for the log anyway."""
@@ -395,6 +410,7 @@ class Training:
             **self.measured,
             **figures,
             "seconds": round(seconds, 2),
+            "compile_seconds": round(self.compile_seconds, 2),  # of those, in the last sitting
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None,
             "unreadable": unreadable,
             "command": shlex.join(sys.argv),

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 import torch
+import torch._inductor.config as inductor
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -77,6 +78,8 @@ class TrainStep:
         self.view_generator = torch.Generator(device)
         learner.intra.generator = torch.Generator(device)
         if mode != "eager":
+            # Tuning reductions by the clock would make their rounding a matter of luck, and resuming inexact.
+            inductor.deterministic = torch.backends.cudnn.deterministic
             learner.intra.join_views()
             learner.intra.encoder.compile(dynamic=False)
             if learner.intra.bank_encoder() is not learner.intra.encoder:

@@ -24,10 +24,11 @@ which no image exists hold −1. :meth:`Sampler.check` is where a sampler looks 
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ from torch import Tensor
 
 from interclr import kernels
 from interclr.types import Pairs, UserError
+
+SAMPLE = 512  # scores per anchor that a CPU looks at to guess what the pool leaves out
 
 
 class Bank(Protocol):
@@ -196,7 +199,8 @@ class PoolSampler(SimilaritySampler):
         sign = -1 if self.farthest_first else 1
         query = query.float() * sign
         fast = kernels.usable(query, features)
-        select = self._select_fast if fast else self._select_plain
+        plain = self._select_on_cpu if query.device.type == "cpu" else self._select_plain
+        select = self._select_fast if fast else plain
         rows = max(1, self.workspace // ((4 if fast else 32) * self.candidates))
         anchors = zip(query.split(rows), label.split(rows), strict=True)
         parts = [select(part @ features.T, own, labels, chosen) for part, own in anchors]
@@ -217,10 +221,41 @@ class PoolSampler(SimilaritySampler):
         pool = key.topk(self.pool_size(columns)).indices  # (a, largest), best first
         sizes = self._pool_sizes(columns - same.count_nonzero(1))[:, None]  # (a, 1)
         pool.masked_fill_(torch.arange(pool.shape[1], device=pool.device) >= sizes, columns)
-        column = sorted_rows(pool)[:, :width]  # columns are in the order of preference
+        column = pool.sort(1).values[:, :width]  # columns are in the order of preference
         column = torch.nn.functional.pad(column, (0, width - column.shape[1]), value=columns)
         none, column = column == columns, column.clamp_max(columns - 1)
         return chosen[column].masked_fill_(none, -1), score.gather(1, column).masked_fill_(none, -torch.inf)
+
+    def _select_on_cpu(self, score: Tensor, label: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, faster, where shapes may depend on values: only what lies above a floor is sorted."""
+        scores, own, cluster = score.numpy(), label.numpy()[:, None], labels.numpy()
+        (anchors, columns), width = scores.shape, min(self.negatives, score.shape[1])
+        members = np.bincount(cluster, minlength=own.max(initial=0) + 1)  # (k,)
+        sizes = self._pool_sizes(columns - torch.from_numpy(members[own])).numpy()  # (a, 1)
+        for floor in (self._floor(scores, cluster, own), -np.inf):
+            flat, valid = first_true(~(scores < floor))  # (a, w); not >=, so that a row of NaN has a pool as well
+            column = flat - columns * np.arange(anchors)[:, None]
+            valid &= cluster.take(column, mode="clip") != own
+            if (valid.sum(1, keepdims=True) >= sizes).all():
+                break
+        value = np.where(valid, scores.take(flat), -np.inf)
+        last = np.take_along_axis(np.sort(value), value.shape[1] - np.maximum(sizes, 1), 1)  # (a, 1) each pool's least
+        pool = valid & ~(value < last)
+        if (pool.sum(1, keepdims=True) > sizes).any():  # of the entries equal to the least, the first belong to it
+            equal = pool & ~(value > last)
+            pool &= ~equal | (equal.cumsum(1) <= sizes - (pool & ~equal).sum(1, keepdims=True))
+        place, exists = first_true(pool, width)
+        index = np.where(exists, chosen.numpy().take(column.take(place), mode="clip"), -1)
+        return torch.from_numpy(index), torch.from_numpy(np.where(exists, value.take(place), -np.inf))
+
+    def _floor(self, scores: Any, cluster: Any, own: Any) -> Any:
+        """(a, 1) scores that hardly any pool goes below. Columns are in random order, so the first are a sample."""
+        share = self.pool_fraction
+        rank = math.ceil(SAMPLE * share + 4 * math.sqrt(SAMPLE * share * (1 - share)))  # four standard deviations
+        if rank >= SAMPLE or scores.shape[1] < 4 * SAMPLE:
+            return -math.inf
+        sample = np.where(cluster[:SAMPLE] != own, scores[:, :SAMPLE], -np.inf)
+        return np.partition(sample, SAMPLE - rank, 1)[:, SAMPLE - rank, None]
 
     def _pool_sizes(self, others: Tensor) -> Tensor:
         """``pool_size`` of each of ``others``."""
@@ -244,7 +279,7 @@ class PoolSampler(SimilaritySampler):
         turn = position[pool]  # (a, largest) when each entry's turn comes
         turn.masked_fill_(torch.arange(largest, device=key.device) >= pool_size, size)  # never: beyond the pool
         turn = turn.topk(min(width, largest), largest=False).values
-        negative = torch.where(turn < size, priority[turn.clamp_max(size - 1)], -1)
+        negative = priority[turn.clamp_max(size - 1)].masked_fill_(turn >= size, -1)
         return torch.nn.functional.pad(negative, (0, width - negative.shape[1]), value=-1)
 
     def _fraction(self) -> tuple[int, int]:
@@ -284,8 +319,13 @@ def ranking_key(score: Tensor) -> Tensor:
     return halves.view(torch.int64).squeeze(2)
 
 
-def sorted_rows(values: Tensor) -> Tensor:
-    """Each row of small whole numbers in ascending order; on a CPU by NumPy, whose sort is several times as fast."""
-    if values.is_cuda:
-        return values.sort(1).values
-    return torch.from_numpy(np.sort(values.int().numpy(), axis=1)).long()
+def first_true(mask: Any, width: int | None = None) -> tuple[Any, Any]:
+    """Flat positions (a, width) of the first true entries of each row, and which exist; the others are anything valid.
+
+    Without ``width`` all of them.
+    """
+    flat = np.flatnonzero(mask)
+    begin = np.searchsorted(flat, np.arange(len(mask) + 1) * mask.shape[1])
+    count = np.diff(begin)[:, None]
+    slot = np.arange(count.max(initial=0) if width is None else width)
+    return np.append(flat, 0).take(begin[:-1, None] + slot, mode="clip"), slot < count

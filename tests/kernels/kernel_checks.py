@@ -158,3 +158,23 @@ def test_kernels_are_left_alone_where_they_cannot_run(monkeypatch: pytest.Monkey
     assert kernels.usable(torch.zeros(1, device=DEVICE)) == (DEVICE.type == "cuda")
     monkeypatch.setenv("INTERCLR_KERNELS", "0")
     assert not kernels.usable(torch.zeros(1, device=DEVICE))
+
+
+@pytest.mark.parametrize("order", ["random", "best first", "best last", "all equal"])
+def test_the_guessed_bound_never_matters(order: str) -> None:
+    """A sample that misleads: the bound is then too high or too low, and whole rows are gone over instead."""
+    from interclr.kernels.select import select_pool
+
+    score = torch.randn(2, 12_000, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    if order == "all equal":
+        score = torch.full_like(score, 0.3)
+    elif order != "random":
+        score = score.sort(1, descending=order == "best first").values
+    label = torch.randint(7, (12_000,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    chosen = torch.arange(12_000, device=DEVICE)
+    sampler = SemiHard(1_000, 0.1, candidates=12_000)
+    own = torch.tensor([3, 99], device=DEVICE)
+    index, cosine = sampler._select_plain(score, own, label, chosen)
+    fast = select_pool(score.clone(), label.int(), own.int(), chosen, 1_000, sampler._fraction())
+    assert torch.equal(fast[0], index)
+    assert torch.equal(fast[1], cosine)

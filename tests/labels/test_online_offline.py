@@ -174,8 +174,9 @@ def test_a_step_never_asks_the_host() -> None:
 
     fake, bank = FakeTensorMode(), MemoryBank(SIZE, DIM, CLUSTERS, 0.5)
     for name, buffer in list(bank.named_buffers()):
-        setattr(bank, name, fake.from_tensor(buffer))
-    with fake:
+        with fake:
+            setattr(bank, name, fake.from_tensor(buffer).to("cuda"))  # on a CPU the host is where the values are
+    with fake, torch.device("cuda"):
         index, features = torch.zeros(BATCH, dtype=torch.int64), torch.zeros(BATCH, DIM)
         assert OnlineLabels().commit(bank, index, features, 0).shape == ()
         assert OfflineLabels().commit(bank, index, features, 0).shape == ()

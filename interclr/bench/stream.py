@@ -1,0 +1,84 @@
+"""A real training step fed from a packed store, beside the same step with its images at hand."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from interclr.bench.setup import prepare
+from interclr.bench.timing import spread
+from interclr.data.loader import Order, StreamLoader
+from interclr.data.packed_store import open_packed
+from interclr.data.views import largest_side
+from interclr.screen import Screen
+from interclr.types import Images
+
+SYNC_EVERY = 10  # steps between two waits for the device: when training logs
+
+
+def measure_streamed(
+    store: Path, batch: int, workers: int, device: torch.device, screen: Screen, quick: bool = False
+) -> dict[str, Any]:
+    """``wait``: the share of the time in which the host asks for a batch. ``ratio``: streamed step ÷ resident step."""
+    size = 64 if quick else 224
+    overrides = [f"data.batch={batch}", f"data.image_size={size}", f"engine.mode={'eager' if quick else 'compile'}"]
+    overrides += ["model.backbone=resnet8", "model.width=16", "model.stem=small"] if quick else []
+    source = open_packed(store, largest_side(size))
+    some = StreamLoader(source, Order(len(source), batch, 0), device, workers)
+    held = [images for images, _ in zip(some.iterate(0, 4), range(4), strict=False)]
+    here = prepare("mocov2", overrides, held[0].pixels.cpu(), len(source), device)
+    screen.say("compiling" if not quick else "warming up")
+    number = 0
+
+    def step(images: Images) -> None:
+        nonlocal number
+        here.step(images, number)
+        number += 1
+
+    for images in (*held, *held):
+        step(images)
+    _wait(device)
+    resident, streamed, waits = [], [], []
+    rounds, steps = (2, 4) if quick else (4, 4 * SYNC_EVERY)
+    loader = StreamLoader(source, Order(len(source), batch, 0), device, workers)
+    batches = loader.iterate(0, 1 << 40)
+    for _ in range(max(2 * workers, 4)):
+        step(next(batches))
+    _wait(device)
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        for count in range(steps):
+            step(held[count % len(held)])
+            if count % SYNC_EVERY == SYNC_EVERY - 1:
+                _wait(device)
+        _wait(device)
+        resident.append((time.perf_counter() - begin) / steps)
+        begin, waited = time.perf_counter(), 0.0
+        for count in range(steps):
+            asked = time.perf_counter()
+            images = next(batches)
+            waited += time.perf_counter() - asked
+            step(images)
+            if count % SYNC_EVERY == SYNC_EVERY - 1:
+                _wait(device)
+        _wait(device)
+        streamed.append((time.perf_counter() - begin) / steps)
+        waits.append(waited / (steps * streamed[-1]))
+    return {
+        "recipe": "mocov2",
+        "canvas": list(held[0].pixels.shape[2:]),
+        "images_in_store": len(source),
+        "wait": sorted(waits)[len(waits) // 2],
+        "waits": waits,
+        "ratio": spread([a / b for a, b in zip(streamed, resident, strict=True)]),
+        "resident_milliseconds": spread([1e3 * value for value in resident]),
+        "streamed_milliseconds": spread([1e3 * value for value in streamed]),
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
