@@ -128,11 +128,9 @@ class MemoryBank(nn.Module):
 
     def _transfer(self, old: Tensor, new: Tensor, before: Tensor, after: Tensor, weight: Tensor) -> None:
         """Take ``before`` out of clusters ``old``, put ``after`` into ``new``; weight 0 for rows that do not count."""
-        self.counts.index_add_(0, old, -weight)
-        self.counts.index_add_(0, new, weight)
-        self.sums.index_add_(0, old, fixed_point(before) * -weight[:, None])
-        self.sums.index_add_(0, new, fixed_point(after) * weight[:, None])
-        touched = torch.cat([old, new])  # (2B,)
+        touched, sign = torch.cat((old, new)), torch.cat((-weight, weight))  # (2B,)
+        self.counts.index_add_(0, touched, sign)
+        self.sums.index_add_(0, touched, fixed_point(torch.cat((before, after))) * sign[:, None])
         self.centroids[touched] = mean_of(self.sums[touched], self.counts[touched])
 
     # Changes to the whole bank, outside the step.
@@ -190,9 +188,6 @@ class MemoryBank(nn.Module):
 
 def first_occurrence(index: Tensor) -> Tensor:
     """For each element of ``index`` (B,) the position at which its value occurs first."""
-    if index.device.type == "cpu":
-        _, first, group = np.unique(index.numpy(), return_index=True, return_inverse=True)
-        return torch.from_numpy(first[group])
     order = torch.argsort(index, stable=True)  # (B,)
     value = index[order]
     fresh = torch.cat([torch.ones_like(value[:1], dtype=torch.bool), value[1:] != value[:-1]])  # opens a run of equals

@@ -277,6 +277,7 @@ def bench(
     """Measure speed and memory: device events, warm-up, repeats, spread; ratios within one run."""
     from interclr.bench.suite import BENCHES, Options, lines_of, run_benches
     from interclr.engine.build import choose_device
+    from interclr.run.folder import write_text
     from interclr.screen import Screen
 
     chosen = choose_device(device)
@@ -285,8 +286,11 @@ def bench(
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
     screen = Screen(console)
-    report = run_benches(names or list(BENCHES), Options(chosen, screen, quick, root, store))
-    out.write_text(json.dumps(report, indent=1) + "\n")
+    report = run_benches(
+        names or list(BENCHES),
+        Options(chosen, screen, quick, root, store),
+        lambda so_far: write_text(out, json.dumps(so_far, indent=1) + "\n"),
+    )
     screen.table(f"{report['machine']}, torch {report['torch']}", lines_of(report), ("what", "median [range]"))
     screen.say(f"everything is in {out}")
 

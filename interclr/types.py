@@ -44,8 +44,9 @@ class Images:
         return Images(change(self.index), change(self.pixels), size, None if self.label is None else change(self.label))
 
     def to(self, device: torch.device) -> Images:
-        """Copied without waiting where the memory is pinned."""
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        """Copied without waiting where the memory is pinned; from a GPU whole, as a copy under way could be read."""
+        ahead = device.type == "cuda"
+        return self.each(lambda tensor: tensor.to(device, non_blocking=ahead))
 
 
 @dataclass(frozen=True, slots=True)

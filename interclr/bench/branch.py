@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from interclr.bank import MemoryBank
 from interclr.bench.setup import Prepared, prepare
-from interclr.bench.timing import block_milliseconds, in_turns, ratios, spread
+from interclr.bench.timing import block_milliseconds, captured, in_turns, ratios, spread
 from interclr.config import load_settings
 from interclr.engine.build import build_learner
 from interclr.engine.dataset import Facts
@@ -90,7 +90,7 @@ def measure_branch(
 def measure_growth(
     sizes: Sequence[int], device: torch.device, screen: Screen, anchors: int = 256, repeats: int = 20
 ) -> list[dict[str, Any]]:
-    """The inter branch alone (draw, loss, gradient, commit) as the bank grows, kept in bf16."""
+    """The inter branch alone (draw, loss, gradient, labels and bank) as the bank grows, kept in bf16: device time."""
     rows = []
     for size in sizes:
         screen.say(f"the inter branch with {size:,} images")
@@ -101,7 +101,7 @@ def measure_growth(
         learner = build_learner(settings, clusters).to(device)  # and a larger bank, made on the device
         learner.bank = MemoryBank(size, learner.intra.dim, clusters, 1.0, torch.bfloat16, torch.Generator(device))
         learner.intra.generator = torch.Generator(device).manual_seed(0)
-        work = _branch_alone(learner, size, anchors, device)
+        work = captured(_branch_alone(learner, learner.bank, anchors, device), [learner.intra.generator], device)
         for _ in range(5):
             work()
         _wait(device)
@@ -121,25 +121,15 @@ def measure_growth(
     return rows
 
 
-def _branch_alone(learner: Learner, size: int, anchors: int, device: torch.device) -> Any:
-    assert learner.bank is not None
-    bank = learner.bank
-    numbers = itertools.count()
-
+def _branch_alone(learner: Learner, bank: MemoryBank, anchors: int, device: torch.device) -> Callable[[], None]:
     def work() -> None:
-        step = next(numbers)
-        index = (
-            torch.randperm(size, device=device)[:anchors]
-            if size < 2**20
-            else torch.randint(size, (anchors,), device=device)
-        )
+        index = torch.randint(bank.size, (anchors,), device=device)
         raw = torch.randn(1, anchors, bank.dim, device=device, requires_grad=True)
         query = torch.nn.functional.normalize(raw, dim=2)
         embeddings = Embeddings(index, query, query.detach(), query, query[0].detach())
-        loss = learner.intra.inter_loss(embeddings, learner._draw(embeddings, bank), bank)
-        loss.backward()
+        learner.intra.inter_loss(embeddings, learner._draw(embeddings, bank), bank).backward()
         assert learner.labels is not None
-        learner.labels.commit(bank, index, embeddings.feature, step)
+        learner.labels.update(bank, index, embeddings.feature)
 
     return work
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,35 +40,36 @@ class Options:
 Result = Any
 
 
-def bench_step(options: Options) -> Result:
+def bench_step(options: Options) -> Iterator[Result]:
     """Step with the inter branch ÷ plain step: MoCov2, NPIDv2, BYOL."""
     methods = ("mocov2", "npidv2", "byol")
     if options.quick:
         small = ["data.batch=16", "model.backbone=resnet8", "model.width=16", "inter.clusters=8"]
-        return [
-            measure_branch(f"cifar10-{m}", [*small, *options.overrides], options.device, options.screen, 500, 32, 2, 2)
-            for m in methods[:1]
-        ]
+        yield measure_branch(
+            "cifar10-mocov2", [*small, *options.overrides], options.device, options.screen, 500, 32, 2, 2
+        )
+        return
     # BYOL's recipe reaches its batch by accumulation; a step here is one micro-batch with its optimiser step.
     common = ["engine.mode=compile", "engine.accumulate=1", "engine.precision=bf16", *options.overrides]
-    return [measure_branch(m, common, options.device, options.screen) for m in methods]
+    for method in methods:
+        yield measure_branch(method, common, options.device, options.screen)
 
 
-def bench_cifar(options: Options) -> Result:
+def bench_cifar(options: Options) -> Iterator[Result]:
     """Images a second through whole CIFAR-10 steps: symmetric MoCo, ResNet-18, batch 512."""
     pixels = _cifar_pixels(options)
     if options.quick:
         small = ["data.batch=16", "model.backbone=resnet8", "model.width=16", *options.overrides]
-        return [measure_throughput("cifar10-mocov2", small, pixels[:256], options.device, options.screen, 2, 0.2)]
+        yield measure_throughput("cifar10-mocov2", small, pixels[:256], options.device, options.screen, 2, 0.2)
+        return
     common = ["data.batch=512", "engine.mode=graph", "engine.precision=bf16", *options.overrides]
-    return [
-        measure_throughput(recipe, [*common, f"engine.deterministic={word}"], pixels, options.device, options.screen)
-        for recipe, word in (
-            ("cifar10-mocov2", "false"),
-            ("cifar10-mocov2-interclr", "false"),
-            ("cifar10-mocov2", "true"),
-        )
-    ]
+    for recipe, word in (
+        ("cifar10-mocov2", "false"),
+        ("cifar10-mocov2-interclr", "false"),
+        ("cifar10-mocov2", "true"),
+    ):
+        overrides = [*common, f"engine.deterministic={word}"]
+        yield measure_throughput(recipe, overrides, pixels, options.device, options.screen)
 
 
 def bench_data(options: Options) -> Result:
@@ -122,7 +123,8 @@ BENCHES: dict[str, Callable[[Options], Result]] = {
 }
 
 
-def run_benches(names: Sequence[str], options: Options) -> dict[str, Any]:
+def run_benches(names: Sequence[str], options: Options, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """``save`` is called with the report so far after every bench and, within one, after every measurement."""
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         raise UserError(f"no bench {unknown[0]!r}; there are {', '.join(BENCHES)}")
@@ -134,7 +136,15 @@ def run_benches(names: Sequence[str], options: Options) -> dict[str, Any]:
     }
     for name in names:
         options.screen.say(f"bench {name}: {BENCHES[name].__doc__}")
-        report["results"][name] = BENCHES[name](options)
+        found = BENCHES[name](options)
+        if isinstance(found, Iterator):
+            rows: list[Any] = report["results"].setdefault(name, [])
+            for row in found:
+                rows.append(row)
+                save(report)
+        else:
+            report["results"][name] = found
+        save(report)
     return report
 
 

@@ -7,11 +7,11 @@ copies a plain number to the device and waits). An image that an operation skips
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # torchvision's numbering of the four jitter operations
-OPPOSITE = (1 / 2, 1 / 6, -1 / 6)  # a channel is lowest opposite to its own hue: cyan, magenta, yellow
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey, ITU-R 601's
 
 
@@ -49,18 +49,13 @@ def rotate_hue(image: Tensor, shift: Tensor) -> Tensor:
     # Where chroma is 0 the numerator is 0 as well, so any positive divisor gives hue 0 and no NaN.
     hue.div_(chroma.clamp_min(1e-12).mul_(6)).addcmul_(below_red, below_green.add_(1), value=1 / 3)
     hue.add_(per_image(shift))  # (B, H, W) in turns
-    if image.device.type == "cpu":  # all channels in one pass
-        centres = torch.tensor(OPPOSITE, dtype=image.dtype)[:, None, None]
-        return _at_distance(hue[:, None] + centres, value[:, None], chroma[:, None])
-    planes = [_at_distance(hue + centre, value, chroma) for centre in OPPOSITE]
+    planes = []
+    for centre in (1 / 2, 1 / 6, -1 / 6):  # a channel is lowest opposite to its own hue: cyan, magenta, yellow
+        distance = hue + centre
+        distance.sub_(distance.round()).abs_()  # to the channel's own hue's opposite, on the circle, 0 .. 1/2
+        share = distance.mul_(-6).add_(2).clamp_(0, 1)
+        planes.append(torch.addcmul(value, chroma, share, value=-1))
     return torch.stack(planes).transpose(0, 1)  # planes outermost in memory: see `views.resample`
-
-
-def _at_distance(turns: Tensor, value: Tensor, chroma: Tensor) -> Tensor:
-    """A channel, given how far round the circle, in turns, the hue is from where this channel is lowest."""
-    distance = turns.sub_(turns.round()).abs_()  # 0 .. 1/2
-    share = distance.mul_(-6).add_(2).clamp_(0, 1)
-    return torch.addcmul(value, chroma, share, value=-1)
 
 
 def jitter(image: Tensor, factor: Tensor, hue: Tensor | None, order: Tensor, blends: int) -> Tensor:
@@ -76,8 +71,11 @@ def jitter(image: Tensor, factor: Tensor, hue: Tensor | None, order: Tensor, ble
         for slot in range(blends):
             image = blend(image, order[:, slot], ordered[:, slot])
         return image
-    if image.device.type == "cpu":
-        return _jitter_by_turns(image, ordered, hue, order, blends)
+    by_turns = image.device.type == "cpu"
+    return (_jitter_by_turns if by_turns else _jitter_by_slots)(image, ordered, hue, order, blends)
+
+
+def _jitter_by_slots(image: Tensor, ordered: Tensor, hue: Tensor, order: Tensor, blends: int) -> Tensor:
     # Hue's own slot has factor 1, hence is neutral whichever side it is counted on.
     before = (order == HUE).cumsum(1) == 0  # (B, 4)
     for slot in range(blends):
@@ -94,23 +92,25 @@ def _jitter_by_turns(image: Tensor, ordered: Tensor, hue: Tensor, order: Tensor,
     Images that nothing is done to stand last, where no slice reaches them. Any blend is a matrix over the channels, and
     for contrast a number to add.
     """
-    turn = (order == HUE).long().argmax(1)  # (B,) blends before the hue
-    idle = (ordered == 1).all(1) & (hue == 0)
-    turn, rows = turn.masked_fill(idle, blends + 1).sort(stable=True)
-    before = torch.searchsorted(turn, torch.arange(blends + 2)).tolist()  # [t]: images whose hue comes before turn t
+    kinds, factors = order.numpy(), ordered.numpy()  # (B, 4) where NumPy does better, having less to do per call
+    turn = (kinds == HUE).argmax(1)  # (B,) blends before the hue
+    turn[(factors == 1).all(1) & (hue.numpy() == 0)] = blends + 1
+    arrangement = turn.argsort(kind="stable")
+    before = np.searchsorted(turn[arrangement], np.arange(blends + 2)).tolist()  # [t]: images with hue before turn t
     working = before[blends + 1]
-    image, order, ordered = image.index_select(0, rows), order[rows].T, ordered[rows].T  # (B, …), (4, B) twice
+    kinds, factors = kinds[arrangement].T[:, :, None], factors[arrangement].T[:, :, None]  # (4, B, 1)
+    luma = np.array(LUMA, factors.dtype)
+    of_mean = torch.from_numpy((1 - factors) * (kinds == CONTRAST) * luma)  # (4, B, 3)
+    of_grey = (1 - factors) * (kinds == SATURATION) * luma
+    matrix = torch.from_numpy(factors[..., None] * np.eye(3, dtype=luma.dtype) + of_grey[:, :, None])  # (4, B, 3, 3)
+    rows = torch.from_numpy(arrangement)
+    image = image.index_select(0, rows)
     pixels = image.flatten(2)  # (B, 3, H·W)
-    luma = torch.tensor(LUMA, dtype=image.dtype)
-    rest = 1 - ordered
-    matrix = torch.eye(3, dtype=image.dtype) * ordered[:, :, None, None]  # (4, B, 3, 3)
-    matrix += (rest * (order == SATURATION))[:, :, None, None] * luma
-    of_mean = (rest * (order == CONTRAST))[:, :, None] * luma  # (4, B, 3)
 
     def blend_slot(part: slice, slot: int) -> None:
-        mean = (pixels[part].mean(2) * of_mean[slot, part]).sum(1)
-        mixed = torch.baddbmm(per_image(mean), matrix[slot, part], pixels[part])
-        torch.clamp(mixed, 0, 1, out=pixels[part])
+        here = pixels[part]
+        mean = (here.mean(2) * of_mean[slot, part]).sum(1)
+        torch.clamp(torch.baddbmm(per_image(mean), matrix[slot, part], here), 0, 1, out=here)
 
     for slot in range(blends):
         blend_slot(slice(before[slot + 1], working), slot)

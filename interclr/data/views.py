@@ -15,6 +15,7 @@ from typing import Annotated
 import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
+from torch.nn import functional
 
 from interclr.data.colour import jitter, per_image, rotate_hue, solarise, to_grey
 from interclr.types import Batch, Config, Images, UserError
@@ -110,8 +111,10 @@ def parameters_from_uniforms(view: View, uniforms: Tensor, size: Tensor) -> View
         order = torch.stack([key if use else key + 1 for key, use in zip(keys, used, strict=True)], 1).argsort(1)
     if coloured:
         hue = view.hue * (2 * uniforms[:, FACTOR][:, 3] - 1) * applied
-    low, high = view.blur_sigma
-    sigma = (low + (high - low) * uniforms[:, SIGMA]) * (uniforms[:, BLUR] < view.blur)
+    sigma = None
+    if view.blur > 0:
+        low, high = view.blur_sigma
+        sigma = (low + (high - low) * uniforms[:, SIGMA]) * (uniforms[:, BLUR] < view.blur)
     return ViewParameters(
         top=top,
         left=left,
@@ -123,7 +126,7 @@ def parameters_from_uniforms(view: View, uniforms: Tensor, size: Tensor) -> View
         order=order,
         blends=blends,
         grey=uniforms[:, GREY] < view.grey if view.grey > 0 else None,
-        blur_sigma=sigma if view.blur > 0 else None,
+        blur_sigma=sigma,
         solarise=uniforms[:, SOLARISE] < view.solarise if view.solarise > 0 else None,
     )
 
@@ -185,14 +188,11 @@ def resize_weights(canvas: int, start: Tensor, length: Tensor, scale: Tensor, ou
 def resample(image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``rows @ image @ columnsᵀ`` for each channel: (B, 3, H, W), (B, S, H), (B, S, W) → (B, 3, S, S).
 
-    On a GPU the channels lie side by side, so that both products are plain batched ones without repeating the matrices.
-    The result's channel planes are outermost in memory, so each is contiguous, which suits the colour operations.
+    The channels lie side by side, so that both products are plain batched ones without repeating the matrices. The
+    result's channel planes are outermost in memory, so each is contiguous, which suits the colour operations.
     """
     batch, channels, height, width = image.shape
     size = rows.shape[1]
-    if image.device.type == "cpu":  # here repeating the matrices costs less than moving the channels
-        mixed = torch.bmm(image.to(rows.dtype).reshape(batch, -1, width), columns.transpose(1, 2))
-        return rows[:, None] @ mixed.view(batch, channels, height, size)
     beside = image.new_empty((batch, height, channels, width), dtype=rows.dtype).copy_(image.transpose(1, 2))
     mixed = torch.bmm(rows, beside.view(batch, height, channels * width))  # (B, S, 3W)
     mixed = torch.bmm(mixed.view(batch, size * channels, width), columns.transpose(1, 2))  # (B, 3S, S)
@@ -206,10 +206,16 @@ def _resize(
     output: tuple[Tensor, Tensor],
     product: torch.dtype | None = None,
 ) -> Tensor:
-    """Resample the ``window`` (top, left, height, width) of each image, in chunks of a fixed number of images."""
+    """Resample the ``window`` (top, left, height, width) of each image, in chunks of a fixed number of images.
+
+    Where the canvas is not larger than the output, no ``scale`` is above 1.
+    """
     real = pixels.dtype if pixels.is_floating_point() else torch.float32
     product = product or real
     canvas_height, canvas_width = pixels.shape[2:]
+    if pixels.device.type == "cpu" and product == real and max(canvas_height, canvas_width) <= output[0].shape[1]:
+        image = _enlarge(pixels.to(real), window, scale, output)
+        return image if pixels.is_floating_point() else image.mul_(1 / 255)
     most = CHUNK_ELEMENTS if product == real else 16 * CHUNK_ELEMENTS  # on a GPU: one chunk, one set of kernels
     chunk = max(1, most // (3 * canvas_height * canvas_width))
     parts = []
@@ -222,6 +228,18 @@ def _resize(
         parts.append(resample(pixels[part], rows.to(product), columns.to(product)).to(real))
     image = parts[0] if len(parts) == 1 else torch.cat([part.transpose(0, 1) for part in parts], 1).transpose(0, 1)
     return image if pixels.is_floating_point() else image.mul_(1 / 255)
+
+
+def _enlarge(
+    pixels: Tensor, window: tuple[Tensor, ...], scale: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The same where no image shrinks: then a pixel mixes four, which takes a CPU half the time of the matrices."""
+    places = []  # (B, S) down and across, −1 .. 1 over the canvas
+    for canvas, start, length, step, steps in zip(pixels.shape[2:], window[:2], window[2:], scale, output, strict=True):
+        place = (step[:, None] * (steps + 0.5) - 0.5).clamp_min_(0).minimum(length[:, None] - 1)  # within the window
+        places.append((place + (start[:, None] + 0.5)) * (2 / canvas) - 1)
+    grid = torch.stack(torch.broadcast_tensors(places[1][:, None, :], places[0][:, :, None]), 3)
+    return functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
 
 
 def blur_matrix(sigma: Tensor, size: int, kernel: int) -> Tensor:

@@ -7,6 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LARGEST_DIM = 256
+
+
+def block_sizes(depth: int) -> tuple[int, int]:
+    """Rows and centroids at a time, so that a block of each, the latter twice, fits into 227 kB of shared memory."""
+    return (128, 128) if depth <= 128 else (64, 64)
+
 
 def rough_nearest(features: Tensor, centroids: Tensor) -> Tensor:
     """(M,) int64. Products in TF32 on a GPU: for callers that check the distance themselves before they believe it."""
@@ -14,10 +21,12 @@ def rough_nearest(features: Tensor, centroids: Tensor) -> Tensor:
     clusters = len(centroids)
     bias = -0.5 * centroids.float().square().sum(dim=1)
     result = torch.empty(size, dtype=torch.int64, device=features.device)
-    rows, columns = 128, 128
+    depth = max(16, triton.next_power_of_2(dim))
+    assert depth <= LARGEST_DIM, f"features of {dim} numbers do not fit"
+    rows, columns = block_sizes(depth)
     _nearest[(triton.cdiv(size, rows),)](
         features, centroids.contiguous(), bias, result, size, clusters, dim, features.stride(0),
-        rows, columns, max(16, triton.next_power_of_2(dim)), num_warps=8, num_stages=2,
+        rows, columns, depth, num_warps=8, num_stages=2,
     )  # fmt: skip
     return result
 

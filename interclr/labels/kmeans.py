@@ -98,10 +98,11 @@ def kmeans(
 
 def _rough_nearest(features: Tensor, centroids: Tensor) -> Tensor:
     """``nearest_centroid`` up to rounding, on a GPU by a kernel that keeps no (M, k) scores."""
-    if kernels.usable(features, centroids) and features.shape[1] <= 256:
-        from interclr.kernels.nearest import rough_nearest
+    if kernels.usable(features, centroids):
+        from interclr.kernels.nearest import LARGEST_DIM, rough_nearest
 
-        return rough_nearest(features, centroids)
+        if features.shape[1] <= LARGEST_DIM:
+            return rough_nearest(features, centroids)
     return nearest_centroid(features, centroids)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import TypeVar
 
 import torch
@@ -22,13 +23,27 @@ def momentum_copy(module: M) -> M:
 @torch.no_grad()
 def update_momentum_copy(clone: nn.Module, module: nn.Module, momentum: float | Tensor) -> None:
     """clone ← momentum·clone + (1 − momentum)·module, all parameters in fused calls; buffers are left alone."""
-    slow = dict(clone.named_parameters())
-    fast = {name: parameter for name, parameter in module.named_parameters() if name in slow}
-    target: list[Tensor] = list(slow.values())
-    source: list[Tensor] = [fast[name] for name in slow]
+    target, source = _parameters_of_both(clone, module)
     if isinstance(momentum, float):
         torch._foreach_lerp_(target, source, 1 - momentum)
         return
     step = torch._foreach_sub(source, target)  # the fused lerp takes no 0-d tensor as its weight
     torch._foreach_mul_(step, 1 - momentum)
     torch._foreach_add_(target, step)
+
+
+def _parameters_of_both(clone: nn.Module, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters of the copy and those they follow, found once: looking for them takes longer than the update.
+
+    They stay the same objects when a model moves to a device or loads a state.
+    """
+    known = _known.get(clone)
+    if known is None or known[0]() is not module:
+        slow, fast = dict(clone.named_parameters()), dict(module.named_parameters())
+        known = _known[clone] = (weakref.ref(module), list(slow.values()), [fast[name] for name in slow])
+    return known[1], known[2]
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], list[Tensor], list[Tensor]]] = (
+    weakref.WeakKeyDictionary()
+)

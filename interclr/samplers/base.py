@@ -196,8 +196,7 @@ class PoolSampler(SimilaritySampler):
             return super().select_negatives(query, label, bank, priority)
         chosen = priority[: self.candidates]  # (M,) in the order of preference
         features, labels = bank.features.index_select(0, chosen).float(), bank.labels[chosen]
-        sign = -1 if self.farthest_first else 1
-        query = query.float() * sign
+        query = -query.float() if self.farthest_first else query.float()
         fast = kernels.usable(query, features)
         plain = self._select_on_cpu if query.device.type == "cpu" else self._select_plain
         select = self._select_fast if fast else plain
@@ -205,7 +204,7 @@ class PoolSampler(SimilaritySampler):
         anchors = zip(query.split(rows), label.split(rows), strict=True)
         parts = [select(part @ features.T, own, labels, chosen) for part, own in anchors]
         index, cosine = (torch.cat(both) for both in zip(*parts, strict=True))
-        return Negatives(index, (cosine * sign).masked_fill_(index < 0, -torch.inf))
+        return Negatives(index, (-cosine).masked_fill_(index < 0, -torch.inf) if self.farthest_first else cosine)
 
     def _select_fast(self, score: Tensor, label: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         from interclr.kernels.select import select_pool

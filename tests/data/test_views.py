@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from interclr.data import views as module
-from interclr.data.colour import HUE, jitter, rotate_hue, solarise, to_grey
+from interclr.data.colour import HUE, _jitter_by_slots, _jitter_by_turns, jitter, rotate_hue, solarise, to_grey
 from interclr.data.views import (
     UNIFORMS,
     View,
@@ -35,6 +35,7 @@ from interclr.data.views import (
     image_sizes,
     parameters_from_uniforms,
     resample,
+    resize_weights,
 )
 from interclr.types import Images, UserError
 
@@ -156,6 +157,34 @@ def test_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(whole, apply_view(pixels, parameters, 24), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
+def test_enlarging_is_resampling_by_matrices(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short cut that a CPU takes where no image shrinks against the matrices, on a padded canvas, down to 1 × 1."""
+    pixels = random_pixels(9, 3, 20, 28)
+    pixels = pixels if kind == torch.uint8 else pixels.to(kind) / 255
+    size = torch.tensor([[20, 28], [1, 1], [20, 3], [2, 28], [7, 9]] + [[20, 28]] * 4)
+    view = View(crop_scale=(0.05, 1))
+    parameters = draw_parameters(view, size, seeded())
+    short = apply_view(pixels, parameters, 28)
+    centre = None if kind != torch.uint8 else centre_crop(Images(torch.arange(9), pixels, size), 28, MEAN, STD)
+    monkeypatch.setattr(module, "_enlarge", by_matrices)
+    close(short, apply_view(pixels, parameters, 28))
+    if centre is not None:
+        theirs = centre_crop(Images(torch.arange(9), pixels, size), 28, MEAN, STD)
+        assert torch.allclose(centre, theirs, atol=TOLERANCE / min(STD), rtol=0)
+
+
+def by_matrices(
+    pixels: Tensor, window: tuple[Tensor, ...], scale: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+) -> Tensor:
+    top, left, height, width = (value[:, None].to(pixels.dtype) for value in window)
+    down = resize_weights(pixels.shape[2], top, height, scale[0][:, None].to(pixels.dtype), output[0].to(pixels.dtype))
+    across = resize_weights(
+        pixels.shape[3], left, width, scale[1][:, None].to(pixels.dtype), output[1].to(pixels.dtype)
+    )
+    return resample(pixels, down, across)
+
+
 def test_jitter_in_every_order() -> None:
     """All 24 orders in one batch, strong factors so that clamping bites: within 1e-5 of the functions in turn."""
     order = torch.tensor(list(permutations(range(4)))).repeat(2, 1)
@@ -167,6 +196,22 @@ def test_jitter_in_every_order() -> None:
     for row in range(48):
         close(ours[row], torchvision_jitter(image[row], factor[row], float(hue[row]), order[row]))
         close(no_hue[row], torchvision_jitter(image[row], factor[row], 0.0, order[row][order[row] != HUE]))
+
+
+def test_jitter_by_turns_is_jitter_by_slots() -> None:
+    """The path that only a CPU takes against the one of other devices, with images that nothing is done to."""
+    order = torch.tensor(list(permutations(range(4)))).repeat(2, 1)
+    image = torch.rand((48, 3, 9, 11), generator=seeded())
+    ordered = torch.rand((48, 4), generator=seeded(1)) * 2
+    ordered.masked_fill_(order == HUE, 1)[::5] = 1
+    hue = torch.rand(48, generator=seeded(2)) - 0.5
+    hue[::5] = 0
+    for planes in (image, image.transpose(0, 1).contiguous().transpose(0, 1)):
+        kept = planes.clone()
+        ours = _jitter_by_turns(planes, ordered, hue, order, 3)
+        close(ours, _jitter_by_slots(planes, ordered, hue, order, 3))
+        assert torch.equal(ours[::5], image[::5])
+        assert torch.equal(planes, kept)
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,15 @@ def test_a_copy_may_lack_parts_of_the_original() -> None:
         module["a"].weight.add_(1)
     update_momentum_copy(clone, module, 0.0)
     assert torch.equal(clone["a"].weight, module["a"].weight)
+
+
+def test_a_copy_follows_whichever_original_it_is_given() -> None:
+    """Parameters are looked for once; loading a state and another original must still be seen."""
+    module, other = network(), network()
+    clone = momentum_copy(module)
+    update_momentum_copy(clone, module, 0.0)
+    module.load_state_dict({name: value + 1 for name, value in module.state_dict().items()})
+    update_momentum_copy(clone, module, 0.0)
+    assert torch.equal(clone[0].weight, module[0].weight)
+    update_momentum_copy(clone, other, 0.0)
+    assert torch.equal(clone[0].weight, other[0].weight)

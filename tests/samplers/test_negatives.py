@@ -201,3 +201,30 @@ def test_random_needs_no_similarity():
     bank = grid_bank([0, 1, 0, 1])
     query = torch.full((1, 3), torch.nan)
     assert Random(2).draw(query, torch.tensor([0]), bank).negative.sort().values.tolist() == [[1, 3]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    columns=st.sampled_from([1, 7, 300, 2500]),
+    clusters=st.integers(1, 5),
+    negatives=st.integers(1, 300),
+    fraction=st.sampled_from([0.001, 0.1, 0.37, 1.0]),
+    levels=st.sampled_from([1, 3, 1_000_000]),  # few levels: many ties
+    ordered=st.booleans(),  # the first columns are the best: not the sample that the floor takes them for
+    seed=st.integers(0, 10_000),
+)
+def test_selection_on_a_cpu_is_the_plain_one(columns, clusters, negatives, fraction, levels, ordered, seed):
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.randint(-levels, levels + 1, (5, columns), generator=generator) / levels
+    score[0] = torch.nan
+    score = score.sort(1, descending=True).values if ordered else score
+    labels = torch.randint(clusters, (columns,), generator=generator)
+    own = torch.randint(clusters + 1, (5,), generator=generator)
+    chosen = torch.randperm(5 * columns, generator=generator)[:columns]
+    sampler = SemiHard(min(negatives, columns), fraction, candidates=columns)
+    kept = score.clone()
+    index, cosine = sampler._select_on_cpu(score, own, labels, chosen)
+    plain = sampler._select_plain(score, own, labels, chosen)
+    assert torch.equal(index, plain[0])
+    assert torch.equal(cosine.nan_to_num(7), plain[1].nan_to_num(7))
+    assert torch.equal(score.nan_to_num(7), kept.nan_to_num(7))
