@@ -127,3 +127,22 @@ def test_rate_and_random_numbers_of_a_run_are_functions_of_the_step() -> None:
 def test_the_largest_seed_still_seeds_generators() -> None:
     plan = Plan(1, 1, 1, 0, 1.0, seed=2**32 - 1)
     torch.Generator().manual_seed(plan.seed_of(10**9, 3))
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
+def test_a_rate_in_a_tensor_is_the_same_rate(name: str) -> None:
+    """A captured step cannot be handed numbers: it reads them from tensors."""
+    networks = [torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)) for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    kind = {"sgd": SGDConfig, "lars": LARSConfig, "adamw": AdamWConfig}[name]
+    optimisers = [kind().build(network, 0.1) for network in networks]
+    data = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    for step in range(4):
+        rate = 0.1 / (step + 1)
+        for network, optimiser, given in zip(networks, optimisers, (rate, torch.tensor(rate)), strict=True):
+            network(data).square().sum().backward()
+            set_learning_rate(optimiser, given)
+            optimiser.step()
+            optimiser.zero_grad()
+    for one, other in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -89,7 +89,8 @@ class TrainStep:
         self.captured: dict[bool, CapturedStep] = {}
         # Numbers that change from step to step. A graph reads them from the device.
         self.rate: float | Tensor = torch.zeros((), device=device) if self.captures else 0.0
-        self.momentum: float | Tensor = torch.zeros((), device=device) if self.captures else 0.0
+        varies = self.captures and learner.intra.momentum_varies
+        self.momentum: float | Tensor = torch.zeros((), device=device) if varies else 0.0
         self.parallel: DistributedDataParallel | None = None
         if dist.world() > 1:
             # Buffers stay each rank's own: broadcasting them between two forwards of one step breaks backward.
@@ -119,11 +120,8 @@ class TrainStep:
         for generator, stream in zip(self._generators(), (VIEW_STREAM, LEARNER_STREAM), strict=True):
             generator.manual_seed(plan.seed_of(step, stream))
         rate, momentum = plan.rate(step), self.learner.intra.momentum_at(step // plan.accumulate, plan.updates)
-        if isinstance(self.rate, Tensor) and isinstance(self.momentum, Tensor):
-            self.rate.fill_(rate)
-            self.momentum.fill_(momentum)
-        else:
-            self.rate, self.momentum = rate, momentum
+        self.rate = self.rate.fill_(rate) if isinstance(self.rate, Tensor) else rate
+        self.momentum = self.momentum.fill_(momentum) if isinstance(self.momentum, Tensor) else momentum
 
     def _compute(self, images: Images, epoch: int, last: bool) -> dict[str, Tensor]:
         """The work of a step: only the device is busy with it."""

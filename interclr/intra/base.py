@@ -32,6 +32,7 @@ class IntraMethod(nn.Module, ABC):
     uses_bank: bool = False  # True where the intra loss itself reads the bank (NPID)
     uses_negatives: bool = True  # False where the inter loss has none, so that none are looked for
     bank_momentum: float = 1.0  # ω that suits this method
+    momentum_varies: bool = False  # whether ``momentum_at`` depends on the step
     temperature: float = 0.2
 
     def __init__(self, encoder: Encoder, dim: int) -> None:

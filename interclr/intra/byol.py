@@ -26,6 +26,8 @@ class BYOLConfig(Config):
 
 
 class BYOL(PositiveOnly):
+    momentum_varies = True
+
     def __init__(self, backbone: Backbone, config: BYOLConfig, separate_head: bool) -> None:
         def projector() -> torch.nn.Module:
             return mlp(backbone.features, config.hidden, config.dim, batch_norm=True)

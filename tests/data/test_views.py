@@ -555,3 +555,16 @@ def test_kernel_follows_the_size() -> None:
 
 def test_sizes_default_to_the_canvas() -> None:
     assert image_sizes(Images(torch.arange(2), random_pixels(2, 3, 5, 9))).tolist() == [[5, 9], [5, 9]]
+
+
+def test_products_in_half_precision_are_off_by_a_fraction_of_a_grey_level() -> None:
+    view = View(blur=0.5, jitter=0.0)
+    pixels = torch.randint(0, 256, (6, 3, 60, 50), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = Images(torch.arange(6), pixels)
+    made = [
+        Views([view], 32, (0, 0, 0), (1, 1, 1), product=product)(images, torch.Generator().manual_seed(1)).views[0]
+        for product in (None, torch.float16)
+    ]
+    difference = (made[0] - made[1]).abs()
+    assert 0 < difference.max() < 1 / 255
+    assert difference.mean() < 1 / 255 / 8

@@ -67,3 +67,15 @@ def test_a_copy_follows_whichever_original_it_is_given() -> None:
     assert torch.equal(clone[0].weight, module[0].weight)
     update_momentum_copy(clone, other, 0.0)
     assert torch.equal(clone[0].weight, other[0].weight)
+
+
+def test_momentum_in_a_tensor_is_the_same_momentum() -> None:
+    fast = network()
+    slow = [momentum_copy(fast) for _ in range(2)]
+    with torch.no_grad():
+        for parameter in fast.parameters():
+            parameter.add_(1.0)
+    update_momentum_copy(slow[0], fast, 0.9)
+    update_momentum_copy(slow[1], fast, torch.tensor(0.9))
+    for one, other in zip(slow[0].parameters(), slow[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,59 @@
+"""Every kernel compiles for the GPU it is made for and fits into its shared memory: no GPU is needed to see that."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+SHARED_MEMORY = 227 * 1024  # of a Hopper multiprocessor, for one program
+
+SCRIPT = """
+import json
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from interclr.kernels import gather, nearest, select
+
+FLOATS, HALVES, INTEGERS, LONGS = "*fp32", "*bf16", "*i32", "*i64"
+
+
+def shared_bytes(function, types, constants, **options):
+    names = function.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    source = ASTSource(function, signature, {(names.index(name),): value for name, value in constants.items()})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared
+
+
+found = {}
+rows = dict(score=FLOATS, column_label=INTEGERS, row_label=INTEGERS, column_index=LONGS, kept_score=FLOATS,
+            kept_column=INTEGERS, index=LONGS, taken=FLOATS)
+for columns, kept, block in ((172_032, 24_576, 4_096), (700, 1_024, 1_024)):
+    constants = dict(columns=columns, KEPT=kept, SAMPLE=min(2_048, block), BLOCK=block)
+    found[f"select {columns}"] = shared_bytes(select._select_pool, rows, constants, num_warps=8)
+for bank in (FLOATS, HALVES):
+    types = dict(query=FLOATS, weight=FLOATS, bank=bank, index=LONGS, result=FLOATS, partial=FLOATS)
+    found[f"products {bank}"] = shared_bytes(gather._products, types, dict(ROWS=64, DIM=128))
+    found[f"weighted {bank}"] = shared_bytes(gather._weighted, types, dict(each=1_024, ROWS=64, DIM=256))
+for depth in (16, 64, 128, nearest.LARGEST_DIM):
+    block = nearest.block_sizes(depth)
+    types = dict(features=FLOATS, centroids=FLOATS, bias=FLOATS, result=LONGS)
+    constants = dict(clusters=10_000, ROWS=block[0], COLUMNS=block[1], DIM=depth)
+    found[f"nearest {depth}"] = shared_bytes(nearest._nearest, types, constants, num_warps=8, num_stages=2)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_kernels_compile_for_hopper() -> None:
+    import json
+
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=250)
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = json.loads(run.stdout)
+    assert len(found) == 10
+    assert all(used <= SHARED_MEMORY for used in found.values()), found

@@ -1,0 +1,95 @@
+"""The benches run at small sizes, say what they measured and keep what they have when a later one fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from interclr.bench import suite
+from interclr.bench.stages import Stages
+from interclr.bench.suite import Options, lines_of, run_benches
+from interclr.bench.throughput import flops_per_image
+from interclr.bench.timing import in_turns, ratios, spread
+from interclr.cli import app
+from interclr.screen import Screen
+
+CPU = torch.device("cpu")
+
+
+def test_quick_benches_from_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    words = ["bench", "step", "cifar", "kmeans", "growth", "cpu", "--quick", "--device", "cpu", "--out", str(out)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text())
+    assert report["quick"] is True
+    assert report["torch"] == torch.__version__
+    results = report["results"]
+    assert set(results) == {"step", "cifar", "kmeans", "growth", "cpu"}
+    step = results["step"][0]
+    assert step["ratio"]["low"] <= step["ratio"]["median"] <= step["ratio"]["high"]
+    assert len(step["rounds"]["cifar10-mocov2"]) == step["ratio"]["repeats"]
+    assert results["cifar"][0]["images_per_second"]["median"] > 0
+    assert [row["images"] for row in results["growth"]] == [2_000, 20_000]
+    shares = results["cpu"]["shares"]
+    assert sum(shares.values()) == pytest.approx(1, abs=0.05)  # medians of parts need not add up exactly
+    inside = shares["encoders forward"] + shares["losses forward"] + shares["backward"]
+    assert results["cpu"]["outside_forward_backward"] == pytest.approx(1 - inside, abs=0.05)
+    for what, _ in lines_of(report):
+        assert what.split(":")[0] in result.output
+
+
+def test_what_was_measured_is_kept_when_a_later_bench_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two_then_error(options: Options) -> Any:
+        yield {"first": 1}
+        yield {"second": 2}
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(suite.BENCHES, "step", two_then_error)
+    saved: list[str] = []
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_benches(["step"], Options(CPU, Screen(quiet=True)), lambda report: saved.append(json.dumps(report)))
+    assert json.loads(saved[-1])["results"] == {"step": [{"first": 1}, {"second": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense", "--quick"], "no bench 'nonsense'; there are step, cifar"),
+        (["step", "--device", "cpu"], "add --quick"),
+        (["kmeans", "--quick", "--out", "nowhere/bench.json"], "there is no folder nowhere"),
+    ],
+)
+def test_errors_say_what_to_do(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *words])
+    assert result.exit_code != 0
+    assert said in f"{result.exception}"
+
+
+def test_rounds_are_compared_pairwise() -> None:
+    assert ratios([2.0, 6.0, 3.0], [1.0, 2.0, 3.0]) == {"median": 2.0, "low": 1.0, "high": 3.0, "repeats": 3}
+    assert spread([3.0, 1.0, 2.0])["median"] == 2.0
+    calls: list[str] = []
+    times = in_turns({name: lambda name=name: calls.append(name) for name in "ab"}, 3, 2, CPU)  # type: ignore[misc]
+    assert "".join(calls) == "aabb" * 3
+    assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3}
+
+
+def test_a_nested_stage_counts_once() -> None:
+    stages = Stages()
+    with stages.stage("outer"), stages.stage("inner"):
+        torch.randn(400, 400) @ torch.randn(400, 400)
+    assert stages.seconds["inner"] > 0
+    assert stages.seconds["outer"] < stages.seconds["inner"] + 0.05
+
+
+def test_flops_are_those_of_the_encoders() -> None:
+    """0.56 G multiply-adds forward through ResNet-18 at 32 px; two queries with their gradients, two keys without."""
+    pixels = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
+    flops = flops_per_image("cifar10-mocov2", ["data.batch=8", "method.queue=8"], pixels, CPU)
+    assert flops == pytest.approx(8.9e9, rel=0.03)
