@@ -212,7 +212,7 @@ def embed(
     from safetensors.torch import save_file
 
     from interclr.data.builtin import open_source
-    from interclr.data.loader import Unreadable
+    from interclr.data.reading import Unreadable
     from interclr.data.views import largest_side
     from interclr.engine.build import choose_device
     from interclr.evaluate.base import Context, embed_source

@@ -7,7 +7,8 @@ import torch
 
 from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
-from interclr.data.loader import Canvas, Order, ResidentLoader
+from interclr.data.canvas import Canvas
+from interclr.data.loader import Order, ResidentLoader
 from interclr.data.views import Views
 from interclr.engine import pretrain
 from interclr.engine.build import build_learner, peak_rate

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from interclr.data.loader import Order, StreamLoader
+from interclr.data.loader import Order
 from interclr.data.packed_store import PackedSource, open_packed
+from interclr.data.stream import StreamLoader
 from interclr.data.views import largest_side
 from interclr.types import Images, UserError
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from interclr.config import Settings, load_settings
-from interclr.data.loader import Canvas, Loader, Order, ResidentLoader
+from interclr.data.canvas import Canvas
+from interclr.data.loader import Loader, Order, ResidentLoader
 from interclr.engine.build import build_learner, build_views, peak_rate, set_determinism
 from interclr.engine.dataset import Facts
 from interclr.engine.settle import settle

@@ -10,8 +10,9 @@ import torch
 
 from interclr.bench.setup import prepare
 from interclr.bench.timing import spread
-from interclr.data.loader import Order, StreamLoader
+from interclr.data.loader import Order
 from interclr.data.packed_store import open_packed
+from interclr.data.stream import StreamLoader
 from interclr.data.views import largest_side
 from interclr.screen import Screen
 from interclr.types import Images

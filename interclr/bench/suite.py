@@ -20,8 +20,8 @@ from interclr.bench.stages import measure_stages
 from interclr.bench.stream import measure_streamed
 from interclr.bench.throughput import measure_throughput
 from interclr.data.builtin import open_source
-from interclr.data.loader import default_workers
 from interclr.data.packed import pack
+from interclr.data.stream_plan import default_workers
 from interclr.run.folder import environment
 from interclr.screen import Screen
 from interclr.types import UserError

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interclr.data.decode import UnreadableImage, decode, read_bytes
+from interclr.data.decode import UnreadableImage, decode_interleaved, read_bytes
 from interclr.data.names import Names
 
 __all__ = ["ArraySource", "FileSource", "Source", "UnreadableImage"]
@@ -34,7 +34,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Tensor:
-        """The image as (3, h, w) uint8 RGB. Raises ``UnreadableImage``."""
+        """The image as (3, h, w) uint8 RGB, in memory as it comes. Raises ``UnreadableImage``."""
 
     def encoded(self, index: int) -> bytes | None:
         """The bytes of the image's file, or None where there is no file. Raises ``UnreadableImage``."""
@@ -127,7 +127,7 @@ class FileSource(Source):
         return read_bytes(self.path_of(index), self.names[index])
 
     def read(self, index: int) -> Tensor:
-        return decode(self.encoded(index), self.names[index], self.max_side)
+        return decode_interleaved(self.encoded(index), self.names[index], self.max_side)
 
     def _add_to_fingerprint(self, digest: hashlib._Hash) -> None:
         digest.update(self.names.blob.tobytes())

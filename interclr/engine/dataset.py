@@ -11,9 +11,12 @@ from torch import Tensor
 
 from interclr.config import DataConfig
 from interclr.data.builtin import open_source
-from interclr.data.loader import Canvas, Loader, Order, ResidentLoader, StreamLoader, Unreadable, read_all
+from interclr.data.canvas import Canvas
+from interclr.data.loader import Loader, Order, ResidentLoader
 from interclr.data.packed import is_packed
+from interclr.data.reading import Unreadable, read_all
 from interclr.data.source import Source, UnreadableImage
+from interclr.data.stream import StreamLoader
 from interclr.data.subset import Subset
 from interclr.screen import Screen
 from interclr.types import UserError

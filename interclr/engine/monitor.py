@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from interclr.config import Settings
-from interclr.data.loader import Canvas, in_order
+from interclr.data.canvas import Canvas
 from interclr.data.source import Source
+from interclr.data.stream import in_order
 from interclr.data.subset import Subset
 from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData

@@ -19,7 +19,9 @@ import torch
 from interclr import dist
 from interclr.config import Settings, dump
 from interclr.data.builtin import BUILT_IN, data_root
-from interclr.data.loader import Canvas, Loader, default_workers
+from interclr.data.canvas import Canvas
+from interclr.data.loader import Loader
+from interclr.data.stream_plan import default_workers
 from interclr.engine.build import build_learner, build_views, choose_device, peak_rate, set_determinism
 from interclr.engine.capture import WARM_UP
 from interclr.engine.dataset import Facts, TrainingData, median_side, open_training_source, prepare

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from interclr.data.loader import Unreadable, in_order
+from interclr.data.reading import Unreadable
 from interclr.data.source import ArraySource, FileSource, Source
+from interclr.data.stream import in_order
 from interclr.data.subset import Subset
 from interclr.data.views import centre_crop
 from interclr.features import embed_all

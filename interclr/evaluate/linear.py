@@ -17,8 +17,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from interclr.data.loader import Canvas, Order, ResidentLoader, StreamLoader, in_order, read_all
+from interclr.data.canvas import Canvas
+from interclr.data.loader import Order, ResidentLoader
+from interclr.data.reading import read_all
 from interclr.data.source import ArraySource, Source
+from interclr.data.stream import StreamLoader, in_order
 from interclr.data.subset import Subset
 from interclr.data.views import View, Views, centre_crop
 from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels

@@ -20,8 +20,10 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from interclr.data.loader import Canvas, Order, ResidentLoader, StreamLoader, in_order
+from interclr.data.canvas import Canvas
+from interclr.data.loader import Order, ResidentLoader
 from interclr.data.source import ArraySource, Source
+from interclr.data.stream import StreamLoader, in_order
 from interclr.data.subset import Subset
 from interclr.data.views import View, Views, centre_crop
 from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-SAMPLE = 2048  # columns from which a lower bound of the threshold is guessed
+SAMPLE = 4096  # columns from which a lower bound of the threshold is guessed, at most a block
+DEVIATIONS = 4  # standard deviations of that guess that are allowed for, on either side
 
 
 def select_pool(
@@ -25,9 +26,9 @@ def select_pool(
     the first ``width`` columns are returned in their order.
 
     One pass over the row keeps what lies above a lower bound of the pool's last score; a few passes over what was kept
-    find that score eight bits at a time and collect. The bound comes from the first columns, five standard deviations
-    below: right if columns are in random order, as the sampler's are. Where it is wrong the passes go over the whole
-    row, so the result never depends on it.
+    find that score eight bits at a time and collect. The bound comes from the first columns, four standard deviations
+    below: right if columns are in random order, as the sampler's are. Where it is wrong, or more lies above it than
+    there is room for, the passes go over the whole row, so the result never depends on it; only the time does.
     """
     rows, columns = score.shape
     assert score.is_contiguous()
@@ -36,15 +37,20 @@ def select_pool(
     taken = torch.full((rows, width), -torch.inf, dtype=torch.float32, device=device)
     block = min(BLOCK, triton.next_power_of_2(columns))
     sample = min(SAMPLE, block)
-    share = fraction[0] / fraction[1]
-    kept = triton.cdiv(min(columns, int(1.3 * share * columns) + 8 * int((share * columns) ** 0.5) + 64), block) * block
+    kept = triton.cdiv(room_to_keep(columns, sample, fraction[0] / fraction[1]), block) * block
     kept_score = torch.empty(rows, kept, dtype=torch.float32, device=device)
     kept_column = torch.empty(rows, kept, dtype=torch.int32, device=device)
     _select_pool[(rows,)](
         score, column_label, row_label, column_index, kept_score, kept_column, index, taken, columns, width, *fraction,
-        KEPT=kept, SAMPLE=sample, BLOCK=block, num_warps=8,
+        KEPT=kept, SAMPLE=sample, BLOCK=block, DEVIATIONS=DEVIATIONS, num_warps=8,
     )  # fmt: skip
     return index, taken
+
+
+def room_to_keep(columns: int, sample: int, share: float) -> int:
+    """For what lies above the bound in all but about one row of 10,000."""
+    expected = min(1.0, (share * sample + DEVIATIONS * (share * sample) ** 0.5 + 2) / sample)  # of the columns
+    return min(columns, int(columns * (expected + DEVIATIONS * (expected * (1 - expected) / sample) ** 0.5)) + 64)
 
 
 @triton.jit
@@ -113,7 +119,7 @@ def _select_pool(
     score, column_label, row_label, column_index, kept_score, kept_column, index, taken,
     columns: tl.constexpr,  # as are all bounds of loops: the interpreter cannot count to a number it is handed
     width, numerator, denominator,
-    KEPT: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
+    KEPT: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr, DEVIATIONS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     line = score + row * columns
@@ -127,7 +133,7 @@ def _select_pool(
     first_valid = (first < columns) & (tl.load(column_label + first, first < columns, other=0) != own)
     count = tl.sum(first_valid.to(tl.int32))
     share = count.to(tl.float32) * numerator / denominator
-    guess = (share + 5.0 * tl.sqrt(share) + 2.0).to(tl.int32)
+    guess = (share + DEVIATIONS * tl.sqrt(share) + 2.0).to(tl.int32)
     bound = tl.zeros((), tl.uint32)
     if guess < count:
         for shift in tl.static_range(24, -1, -8):

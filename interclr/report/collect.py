@@ -14,7 +14,7 @@ from torch import Tensor
 
 from interclr.bank import MemoryBank
 from interclr.config import DataConfig, Settings, dump
-from interclr.data.loader import Unreadable, read_all
+from interclr.data.reading import Unreadable, read_all
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.subset import Subset
 from interclr.engine.dataset import HOLD_OUT_SEED, median_side, open_training_source

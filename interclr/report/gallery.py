@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from interclr.config import Settings
-from interclr.data.loader import on_canvas
+from interclr.data.canvas import on_canvas
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.views import centre_crop
 from interclr.features import embed_all

@@ -7,16 +7,17 @@ which other anchors are in its batch: however a batch is divided over ranks, eac
 the ranks' generators agree. The price: within one step the draws of two anchors are correlated (where their pools
 overlap they prefer the same entries). Between steps they are independent.
 
-**Ties.** Entries equally similar to the anchor are ordered by bank index, so a pool is one exact set. Similarities are
-float32 products; entries closer to each other than their rounding may change places between devices or batch shapes
-(more so if TF32 is switched on for matrix products).
+**Ties.** Entries equally similar to the anchor are ordered by bank index, so a pool is one exact set; with candidates,
+by their place in the priority. Similarities are float32 products; entries closer to each other than their rounding may
+change places between devices or batch shapes (more so if TF32 is switched on for matrix products).
 
 **Candidates.** Ranking a bank of a million by similarity to every anchor is most of a draw's cost. With ``candidates``
 = M the pool strategies rank only the first M of the priority, a uniform sample of the bank that all anchors share, and
 draw from the best ``pool_fraction`` of those with another label. What changes: the pool's border is the quantile of a
-sample, so the share of Sⁿ that counts as near varies between steps by √(f(1−f)/M) (0.0007 around 0.1 with M = 180,000;
-0.003 with 11,000). Everything else stays: K without replacement, never one of the anchor's cluster, each pool member
-equally likely. ``benchmarks/candidates.py`` measures it.
+sample, so for an anchor the share of Sⁿ that counts as near varies by at most √(f(1−f)/M) (0.0007 around 0.1 with
+M = 172,000; 0.003 with 11,000); over the anchors of a step it averages out. Everything else stays: K without
+replacement, never one of the anchor's cluster, each pool member equally likely. ``benchmarks/candidates.py``
+measures it.
 
 **Nothing waits for the host** in :meth:`Sampler.draw`: shapes depend on N, K and the pool fraction alone, and slots for
 which no image exists hold −1. :meth:`Sampler.check` is where a sampler looks at the numbers.
@@ -183,7 +184,7 @@ class PoolSampler(SimilaritySampler):
     ) -> None:
         super().__init__(negatives, pool_fraction, workspace)
         if candidates is not None and candidates < negatives:
-            raise ValueError(f"candidates must be at least negatives={negatives}, not {candidates}")
+            raise UserError(f"inter.sampler.candidates must be at least negatives={negatives}, not {candidates}")
         self.candidates = candidates
 
     def expected_pool(self, others: int, size: int) -> int:

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from interclr.bank import MemoryBank
-from interclr.data.loader import Canvas, on_canvas
+from interclr.data.canvas import Canvas, on_canvas
 from interclr.data.source import Source
 from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData

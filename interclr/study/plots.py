@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from sklearn.manifold import TSNE
 
-from interclr.data.loader import on_canvas
+from interclr.data.canvas import on_canvas
 from interclr.evaluate.plots import figure
 from interclr.run.folder import Run
 from interclr.study.subjects import CPU, Space, check_runs, choose, names_of, open_run, training_data

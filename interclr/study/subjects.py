@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from interclr.config import Settings
-from interclr.data.loader import Canvas, in_order
+from interclr.data.canvas import Canvas
 from interclr.data.source import Source
+from interclr.data.stream import in_order
 from interclr.data.views import Views, centre_crop
 from interclr.engine.build import build_learner
 from interclr.engine.dataset import TrainingData, open_training_source, prepare

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from interclr.data.decode import ORIENTATION_TAG, UnreadableImage, decode, decode_interleaved, jpeg_size
+from interclr.data.folder import open_folder
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -197,3 +199,17 @@ def test_size_of_a_jpeg_from_its_header() -> None:
     frame = jpeg.index(b"\xff\xc0")
     assert jpeg_size(np.frombuffer(jpeg[: frame + 9], np.uint8)) == (200, 300)
     assert all(jpeg_size(np.frombuffer(jpeg[:end], np.uint8)) is None for end in range(frame + 9))
+
+
+@pytest.mark.parametrize("max_side", [None, 20])
+def test_a_folder_reads_the_same_pixels(max_side: int | None, tmp_path: Path) -> None:
+    """Interleaved in memory, as decoders leave them."""
+    files = odd_files()
+    for name, data in files.items():
+        (tmp_path / f"{name}.png").write_bytes(data)  # what a file is tells its content, not its name
+    source = open_folder(tmp_path, max_side=max_side)
+    assert len(source) == len(files)
+    for index in range(len(source)):
+        name, image = source.name_of(index), source.read(index)
+        assert torch.equal(image, decode(files[name.removesuffix(".png")], max_side=max_side)), name
+        assert image.permute(1, 2, 0).is_contiguous(), name

@@ -8,8 +8,10 @@ from tiny_runs import Heard, write_images
 
 from interclr.config import DataConfig
 from interclr.data.builtin import open_source
-from interclr.data.loader import Canvas, ResidentLoader, StreamLoader
+from interclr.data.canvas import Canvas
+from interclr.data.loader import ResidentLoader
 from interclr.data.source import ArraySource
+from interclr.data.stream import StreamLoader
 from interclr.data.subset import Subset
 from interclr.engine import dataset
 from interclr.engine.dataset import TrainingData, median_side, open_training_source, prepare

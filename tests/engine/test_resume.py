@@ -17,7 +17,7 @@ import torch
 from tiny_runs import INTER, Heard, final_state, same, same_run, tiny, train, write_images
 
 from interclr.config import Settings
-from interclr.data.loader import StreamLoader
+from interclr.data.stream import StreamLoader
 from interclr.engine.resume import changed_settings
 from interclr.engine.step import TrainStep
 from interclr.run import checkpoint

@@ -178,3 +178,19 @@ def test_the_guessed_bound_never_matters(order: str) -> None:
     fast = select_pool(score.clone(), label.int(), own.int(), chosen, 1_000, sampler._fraction())
     assert torch.equal(fast[0], index)
     assert torch.equal(fast[1], cosine)
+
+
+def test_there_is_nearly_always_room_above_the_bound() -> None:
+    """What decides the kernel's speed: how often the bound lies above the pool's border or leaves too much above it."""
+    from interclr.kernels.select import BLOCK, DEVIATIONS, SAMPLE, room_to_keep
+
+    torch.manual_seed(0)
+    rows, share = 3_000, 0.1
+    for columns in (10_752, 172_032):
+        sample = min(SAMPLE, BLOCK)
+        guess = int(share * sample + DEVIATIONS * (share * sample) ** 0.5 + 2)
+        # The share of a whole row above its guess-th best of a sample: a Beta variable.
+        above = torch.distributions.Beta(float(guess), float(sample + 1 - guess)).sample((rows,))
+        kept = above * columns
+        fallbacks = (kept < share * columns) | (kept > room_to_keep(columns, sample, share))
+        assert int(fallbacks.sum()) <= 3, f"{int(fallbacks.sum())} of {rows} rows"

@@ -31,8 +31,8 @@ def shared_bytes(function, types, constants, **options):
 found = {}
 rows = dict(score=FLOATS, column_label=INTEGERS, row_label=INTEGERS, column_index=LONGS, kept_score=FLOATS,
             kept_column=INTEGERS, index=LONGS, taken=FLOATS)
-for columns, kept, block in ((172_032, 24_576, 4_096), (700, 1_024, 1_024)):
-    constants = dict(columns=columns, KEPT=kept, SAMPLE=min(2_048, block), BLOCK=block)
+for columns, kept, block in ((172_032, 28_672, 4_096), (700, 1_024, 1_024)):
+    constants = dict(columns=columns, KEPT=kept, SAMPLE=block, BLOCK=block, DEVIATIONS=select.DEVIATIONS)
     found[f"select {columns}"] = shared_bytes(select._select_pool, rows, constants, num_warps=8)
 for bank in (FLOATS, HALVES):
     types = dict(query=FLOATS, weight=FLOATS, bank=bank, index=LONGS, result=FLOATS, partial=FLOATS)

@@ -1,0 +1,62 @@
+"""Writes the tables of measured figures in docs/performance.md from the raw reports in results/speed.
+
+python benchmarks/speed_table.py            rewrite the tables
+python benchmarks/speed_table.py --check    fail if they are not what the reports say
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from interclr.bench.suite import lines_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, REPORTS = ROOT / "docs" / "performance.md", ROOT / "results" / "speed"
+
+
+def measured() -> str:
+    rows = ["| what | median [range] | machine, torch, date, commit | raw |", "|---|---|---|---|"]
+    for path in sorted(REPORTS.glob("*.json")):
+        report = json.loads(path.read_text())
+        if "results" not in report:
+            continue  # another kind of report, with a section of its own
+        commit = (report["commit"] or "?").split()[0][:7]
+        where = f"{report['machine']}, {report['torch'].split('+')[0]}, {report['date'][:10]}, {commit}"
+        rows += [f"| {what.strip()} | {figure} | {where} | {path.name} |" for what, figure in lines_of(report)]
+    return "\n".join(rows) + "\n"
+
+
+def candidates() -> str:
+    report = json.loads((REPORTS / "candidates.json").read_text())
+    rows = [
+        "| draw | M | outside the exact pool | pool share ± sd (predicted) | Δ cosine | Δ loss |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in report["draws"].items():
+        share = f"{row['pool_share_mean']:.4f} ± {row['pool_share_sd']:.4f}"
+        share += f" ({row['predicted_sd_without_replacement']:.4f})"
+        changes = [f"{row[k]['difference']:+.1e} ± {row[k]['standard_error']:.1e}" for k in ("cosine", "loss")]
+        cells = [name, f"{row['candidates']:,}", f"{100 * row['outside_share']:.2f} %", share, *changes]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def filled(text: str, section: str, table: str) -> str:
+    begin, end = f"<!-- {section}: begin -->\n", f"<!-- {section}: end -->\n"
+    before, rest = text.split(begin)
+    return before + begin + table + end + rest.split(end)[1]
+
+
+def main() -> int:
+    text = PAGE.read_text()
+    wanted = filled(filled(text, "measured", measured()), "candidates", candidates())
+    if "--check" in sys.argv:
+        return int(text != wanted)
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
