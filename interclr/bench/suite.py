@@ -19,6 +19,7 @@ from interclr.bench.setup import prepare
 from interclr.bench.stages import measure_stages
 from interclr.bench.stream import measure_streamed
 from interclr.bench.throughput import measure_throughput
+from interclr.config import load_settings
 from interclr.data.builtin import open_source
 from interclr.data.packed import pack
 from interclr.data.stream_plan import default_workers
@@ -107,7 +108,7 @@ def bench_growth(options: Options) -> Result:
 
 def bench_cpu(options: Options) -> Result:
     """Where the time of a step goes on a CPU: the default recipe on the embedded set."""
-    source = open_source("synthetic")
+    source = open_source(load_settings("default", options.overrides).data.source)
     pixels: Tensor = source.pixels  # type: ignore[attr-defined]
     here = prepare("default", options.overrides, pixels, len(source), torch.device("cpu"), source.labels)
     return measure_stages(here, 5 if options.quick else 60, options.screen)

@@ -20,7 +20,7 @@ Choice = tuple[str, str, str]  # key, value, why
 
 SIZES = (32, 48, 64, 96, 128, 160, 224)  # sides of views that are offered
 CPU_LARGEST = 96
-EXACT_BELOW = 10_000  # images: ranking so small a bank costs next to nothing
+EXACT_BELOW = 4_000  # images: ranking so small a bank costs next to nothing
 QUEUE_LARGEST, NEGATIVES_LARGEST = 65_536, 16_384  # the paper's, at ImageNet's size
 
 

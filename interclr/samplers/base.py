@@ -38,7 +38,7 @@ from torch import Tensor
 from interclr import kernels
 from interclr.types import Pairs, UserError
 
-SAMPLE = 512  # scores per anchor that a CPU looks at to guess what the pool leaves out
+SAMPLE = 512  # scores per anchor, at most, that a CPU looks at to guess what the pool leaves out
 
 
 class Bank(Protocol):
@@ -250,12 +250,12 @@ class PoolSampler(SimilaritySampler):
 
     def _floor(self, scores: Any, cluster: Any, own: Any) -> Any:
         """(a, 1) scores that hardly any pool goes below. Columns are in random order, so the first are a sample."""
-        share = self.pool_fraction
-        rank = math.ceil(SAMPLE * share + 4 * math.sqrt(SAMPLE * share * (1 - share)))  # four standard deviations
-        if rank >= SAMPLE or scores.shape[1] < 4 * SAMPLE:
+        share, count = self.pool_fraction, min(SAMPLE, scores.shape[1] // 4)
+        rank = math.ceil(count * share + 4 * math.sqrt(count * share * (1 - share)))  # four standard deviations
+        if rank >= count // 2:
             return -math.inf
-        sample = np.where(cluster[:SAMPLE] != own, scores[:, :SAMPLE], -np.inf)
-        return np.partition(sample, SAMPLE - rank, 1)[:, SAMPLE - rank, None]
+        sample = np.where(cluster[:count] != own, scores[:, :count], -np.inf)
+        return np.partition(sample, count - rank, 1)[:, count - rank, None]
 
     def _pool_sizes(self, others: Tensor) -> Tensor:
         """``pool_size`` of each of ``others``."""

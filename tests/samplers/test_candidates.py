@@ -280,8 +280,8 @@ def test_fewer_candidates_than_negatives_is_the_users_to_mend() -> None:
 @pytest.mark.parametrize(
     ("images", "negatives", "fraction", "expected"),
     [
-        (9_999, "16", "0.1", "all"),
-        (10_000, "16", "0.1", 168),
+        (3_999, "16", "0.1", "all"),
+        (4_000, "16", "0.1", 168),
         (10_000, "476", "0.1", 4_998),
         (10_000, "477", "0.1", "all"),  # 5,009 are more than half
         (43_007, "2048", "0.1", "all"),
