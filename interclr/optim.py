@@ -52,7 +52,10 @@ class LARS(torch.optim.Optimizer):
                 ratio = group["trust"] * weight_norms / gradient_norms
                 usable = (weight_norms > 0) & (gradient_norms > 0)
                 torch._foreach_mul_(gradients, list(ratio.masked_fill(~usable, 1.0).unbind()))
-            buffers = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in weights]
+            for p in weights:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers = [self.state[p]["momentum_buffer"] for p in weights]
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, gradients)
             if isinstance(group["lr"], Tensor):  # a captured step cannot be handed a number

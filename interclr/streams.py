@@ -28,6 +28,7 @@ def run_beside(*jobs: Callable[[], Any]) -> list[Any]:
         return [job() for job in jobs]
     current = torch.cuda.current_stream()
     results = []
+    _forked.clear()  # of a capture that failed
     for number, job in enumerate(jobs[:-1]):
         side = _side_stream(number)
         side.wait_stream(current)

@@ -22,6 +22,7 @@ from interclr.screen import Screen
 from interclr.types import Embeddings
 
 IMAGENET = 1_281_167
+GROWTH_NEGATIVES = 4_096
 
 
 def measure_branch(
@@ -94,7 +95,9 @@ def measure_growth(
     rows = []
     for size in sizes:
         screen.say(f"the inter branch with {size:,} images")
+        # Fewer negatives than the paper's 16,384, so that also the smallest bank has a sample to draw them from.
         overrides = [f"data.batch={anchors}", "inter.bank_dtype=bfloat16", "model.backbone=resnet18"]
+        overrides += [f"inter.sampler.negatives={GROWTH_NEGATIVES}"]
         clusters = max(2, round(10_000 * size / IMAGENET)) if size < IMAGENET else 10_000
         overrides += [f"inter.clusters={clusters}"]
         settings, _ = settle(load_settings("mocov2-interclr", overrides), Facts(size, 224, device.type))

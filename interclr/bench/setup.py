@@ -13,6 +13,7 @@ from interclr.data.canvas import Canvas
 from interclr.data.loader import Loader, Order, ResidentLoader
 from interclr.engine.build import build_learner, build_views, peak_rate, set_determinism
 from interclr.engine.dataset import Facts
+from interclr.engine.mode import engine_mode
 from interclr.engine.settle import settle
 from interclr.engine.step import Plan, TrainStep
 from interclr.learner import Learner
@@ -39,6 +40,8 @@ def prepare(
 ) -> Prepared:
     """``pixels`` (n, 3, H, W) bytes stand for ``images`` images: the bank has that many entries."""
     settings, _ = settle(load_settings(recipe, overrides), Facts(images, min(pixels.shape[2:]), device.type))
+    mode, _ = engine_mode(settings, True, images, device)
+    settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"mode": mode})})
     set_determinism(settings.engine.deterministic)
     batch = int(settings.data.batch)
     learner = build_learner(settings, images).to(device)
@@ -47,7 +50,6 @@ def prepare(
     learner.train()
     optimiser = settings.optimiser.build(learner.intra.encoder, peak_rate(settings))
     plan = Plan(int(settings.schedule.epochs), images // batch, 1, 0.0, peak_rate(settings), settings.seed)
-    mode = str(settings.engine.mode)
     step = TrainStep(
         learner,
         build_views(settings, learner, device),

@@ -7,9 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from interclr.bench.setup import Prepared
 from interclr.screen import Screen
@@ -32,6 +34,10 @@ class Stages:
                 return original(*args, **kwargs)
 
         object.__setattr__(owner, method, timed)
+
+    def timed(self, stage: str, work: Callable[[], Any]) -> Any:
+        with self.stage(stage):
+            return work()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -58,18 +64,18 @@ def measure_stages(prepared: Prepared, steps: int, screen: Screen) -> dict[str, 
     stages.watch(learner.intra, "after_optimiser", "momentum encoder")
     stages.watch(learner, "write", "commit to the bank")
     stages.watch(learner, "maintain", "commit to the bank")
-    views, compute = step.views, step._compute
+    views = step.views
 
     def timed_views(*args: Any) -> Any:
         with stages.stage("views"):
             return views(*args)
 
-    def timed_compute(*args: Any) -> Any:
-        # What is left of the step when all other stages are taken out is the backward pass.
-        with stages.stage("backward"):
-            return compute(*args)
+    def timed_backward(loss: Tensor) -> Any:
+        """What the step calls ``backward`` of: the loss, with a watch on it."""
+        return SimpleNamespace(backward=lambda: stages.timed("backward", loss.backward))
 
-    step.views, step._compute = timed_views, timed_compute  # type: ignore[assignment, method-assign]
+    step.views = timed_views  # type: ignore[assignment]
+    step.scaler.scale = timed_backward  # type: ignore[method-assign, assignment]
     batches = iter(prepared.loader.iterate(0, steps + WARM))
     rounds: list[dict[str, float]] = []
     with screen.working("timing the stages of a step") as progress:

@@ -31,6 +31,8 @@ def measure_throughput(
     """Wall-clock images/s of the training loop: loading, views, step, logging; the device waited for at both ends."""
     screen.say(f"{recipe} {' '.join(overrides)}: building, compiling, capturing")
     started = time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     here = prepare(recipe, overrides, pixels, len(pixels), device)
     averages = Averages()
     number = _steps(here, averages, 0, 8)
@@ -47,6 +49,7 @@ def measure_throughput(
         number = _steps(here, averages, number, count)
         _wait(device)
         rates.append(count * here.batch / (time.perf_counter() - begin))
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     flops = flops_per_image(recipe, overrides, pixels, device)
     rate = matrix_rate(device) if device.type == "cuda" else None
     result: dict[str, Any] = {
@@ -61,7 +64,7 @@ def measure_throughput(
         "steps_per_round": count,
         "seconds_to_start": ready,
         "gigaflop_per_image": flops / 1e9,
-        "peak_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
+        "peak_bytes": peak,
     }
     if rate is not None:
         median = result["images_per_second"]["median"]

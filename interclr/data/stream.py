@@ -105,5 +105,7 @@ def _stream(
         yield from to_gpu(arrivals, slots, device) if cuda else to_host(arrivals, slots, device)
     finally:
         if slots is not None:
+            if cuda:
+                torch.cuda.synchronize(device)  # copies under way still read their slots
             slots.free(len(batches))  # a worker that waits for one is to end instead
             slots.unpin(device)

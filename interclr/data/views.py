@@ -218,9 +218,10 @@ def _resize(
         return image if pixels.is_floating_point() else image.mul_(1 / 255)
     most = CHUNK_ELEMENTS if product == real else 16 * CHUNK_ELEMENTS  # on a GPU: one chunk, one set of kernels
     chunk = max(1, most // (3 * canvas_height * canvas_width))
+    # A compiler would make a new program for every length of a chunk; that all fit into one is one program.
+    slices = [slice(None)] if len(pixels) <= chunk else [slice(i, i + chunk) for i in range(0, len(pixels), chunk)]
     parts = []
-    for start in range(0, len(pixels), chunk):
-        part = slice(start, start + chunk)
+    for part in slices:
         top, left, height, width = (value[part, None].to(real) for value in window)
         vertical, horizontal = (value[part, None].to(real) for value in scale)
         rows = resize_weights(canvas_height, top, height, vertical, output[0][part].to(real))

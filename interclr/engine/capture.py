@@ -30,6 +30,7 @@ class CapturedStep:
     def __init__(self, generators: tuple[torch.Generator, ...]) -> None:
         self.generators = generators
         self.calls = 0
+        self.side = torch.cuda.Stream()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.images: Images
         self.names: list[str]
@@ -50,7 +51,7 @@ class CapturedStep:
 
     def _aside(self, compute: Compute, images: Images) -> dict[str, Tensor]:
         """On a side stream, as capturing asks of the steps before it."""
-        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side, current = self.side, torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
             terms = compute(images)

@@ -21,7 +21,7 @@ def engine_mode(settings: Settings, resident: bool, images: int, device: torch.d
     if wanted == "graph" and not possible:
         raise UserError(
             "engine.mode=graph captures a step whose shapes never change, on one GPU: it needs data.resident=true, "
-            "engine.precision=bf16 or fp32, engine.accumulate=1 and one process; use engine.mode=compile"
+            "engine.precision=bf16 or fp32, engine.accumulate=1 and one process; use engine.mode=auto"
         )
     if wanted != "auto":
         return wanted, "asked for"

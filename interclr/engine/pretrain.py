@@ -261,7 +261,7 @@ class Training:
         self._start_clusters_if_due()
         batches = iter(self.loader.iterate(self.step, last))
         mark, waited, since = time.monotonic(), 0.0, self.step
-        compiling = self._announce_compiling()
+        compiling, began = self._announce_compiling(), mark
         while self.step < last:
             asked = time.monotonic()
             try:
@@ -276,9 +276,8 @@ class Training:
             self.averages.add(self.step_once(images, self.step))
             self.step += 1
             if self.step == compiling:
-                self.compile_seconds = time.monotonic() - mark
+                self.compile_seconds = time.monotonic() - began
                 self.screen.say(f"compiled in {self.compile_seconds:.0f} s")
-                mark, waited, since = time.monotonic(), 0.0, self.step
             bar.advance(self.step)
             if self.step % log_every == 0:
                 now = time.monotonic()

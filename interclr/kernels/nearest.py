@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST_DIM = 256
+BLOCKS = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 32))  # rows and centroids at a time, best first
+HOPPER = 227 * 1024  # bytes of shared memory a program may have
 
 
-def block_sizes(depth: int) -> tuple[int, int]:
-    """Rows and centroids at a time, so that a block of each, the latter twice, fits into 227 kB of shared memory."""
-    return (128, 128) if depth <= 128 else (64, 64)
+def depth_of(dim: int) -> int:
+    return max(16, int(triton.next_power_of_2(dim)))
 
 
-def rough_nearest(features: Tensor, centroids: Tensor) -> Tensor:
-    """(M,) int64. Products in TF32 on a GPU: for callers that check the distance themselves before they believe it."""
+def block_sizes(depth: int, shared_memory: int = HOPPER) -> tuple[int, int] | None:
+    """The largest blocks of features and, twice, of centroids that fit; None where none does."""
+    fitting = [pair for pair in BLOCKS if 4 * depth * (pair[0] + 2 * pair[1]) + 1024 <= shared_memory]
+    return fitting[0] if fitting else None
+
+
+def blocks_for(features: Tensor) -> tuple[int, int] | None:
+    """``block_sizes`` on the device of ``features``: 99 kB on most GPUs that are not for data centres."""
+    limit = HOPPER
+    if features.is_cuda:
+        properties: Any = torch.cuda.get_device_properties(features.device)
+        limit = properties.shared_memory_per_block_optin
+    return block_sizes(depth_of(features.shape[1]), limit)
+
+
+def rough_nearest(features: Tensor, centroids: Tensor) -> Tensor | None:
+    """(M,) int64, None where no block fits into the GPU's shared memory.
+
+    Products in TF32 on a GPU: for callers that check the distance themselves before they believe it.
+    """
+    blocks = blocks_for(features)
+    if blocks is None:
+        return None
     size, dim = features.shape
     clusters = len(centroids)
     bias = -0.5 * centroids.float().square().sum(dim=1)
     result = torch.empty(size, dtype=torch.int64, device=features.device)
-    depth = max(16, triton.next_power_of_2(dim))
-    assert depth <= LARGEST_DIM, f"features of {dim} numbers do not fit"
-    rows, columns = block_sizes(depth)
+    rows, columns = blocks
     _nearest[(triton.cdiv(size, rows),)](
         features, centroids.contiguous(), bias, result, size, clusters, dim, features.stride(0),
-        rows, columns, depth, num_warps=8, num_stages=2,
+        rows, columns, depth_of(dim), num_warps=8 if rows == 128 else 4, num_stages=2,
     )  # fmt: skip
     return result
 

@@ -99,10 +99,11 @@ def kmeans(
 def _rough_nearest(features: Tensor, centroids: Tensor) -> Tensor:
     """``nearest_centroid`` up to rounding, on a GPU by a kernel that keeps no (M, k) scores."""
     if kernels.usable(features, centroids):
-        from interclr.kernels.nearest import LARGEST_DIM, rough_nearest
+        from interclr.kernels.nearest import rough_nearest
 
-        if features.shape[1] <= LARGEST_DIM:
-            return rough_nearest(features, centroids)
+        found = rough_nearest(features, centroids)
+        if found is not None:
+            return found
     return nearest_centroid(features, centroids)
 
 

@@ -72,8 +72,9 @@ class SplitBatchNorm(nn.Module):
                 self.running_mean.lerp_(mean[rows].mean(0), self.momentum)
                 self.running_var.lerp_(unbiased[rows].mean(0), self.momentum)
             self.num_batches_tracked.add_(self.views)
-        scale = self.weight * torch.rsqrt(variance + self.eps)  # (count, C)
-        shift = self.bias - mean * scale
+        scale = torch.rsqrt(variance + self.eps)  # (count, C)
+        scale = scale if self.weight is None else scale * self.weight  # SimSiam's last BatchNorm has none
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
         normalised: Tensor = parts * scale.view(shape) + shift.view(shape)
         return normalised.to(x.dtype).flatten(0, 1)
 

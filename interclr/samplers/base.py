@@ -64,7 +64,8 @@ class Sampler(ABC):
     def __init__(self, negatives: int, pool_fraction: float = 0.1, workspace: int = 2**28) -> None:
         """``negatives`` is K. ``pool_fraction`` is ignored by strategies whose pool is all of Sⁿ.
 
-        ``workspace`` bounds the bytes of temporaries: anchors are taken in chunks of as many as fit (one at least).
+        ``workspace`` bounds the bytes of the largest temporaries, those with an entry for each anchor and image that is
+        ranked: anchors are taken in chunks of as many as fit (one at least).
         """
         if negatives < 1:
             raise ValueError(f"negatives must be at least 1, not {negatives}")

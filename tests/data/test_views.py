@@ -568,3 +568,21 @@ def test_products_in_half_precision_are_off_by_a_fraction_of_a_grey_level() -> N
     difference = (made[0] - made[1]).abs()
     assert 0 < difference.max() < 1 / 255
     assert difference.mean() < 1 / 255 / 8
+
+
+def test_canvases_of_many_sizes_need_few_programs() -> None:
+    """A streamed set changes its canvas from batch to batch: compiled views must not start anew each time."""
+    torch._dynamo.reset()
+    programs = 0
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        nonlocal programs
+        programs += 1
+        return graph.forward
+
+    views = Views([View(jitter=0.0)], 16, (0, 0, 0), (1, 1, 1), product=torch.float16)
+    make = torch.compile(views._maker(views.views[0]), backend=count)
+    for side in range(40, 100, 6):
+        pixels = torch.zeros(3, 3, side, side + 4, dtype=torch.uint8)
+        make(pixels, torch.full((3, 2), side), torch.rand(3, UNIFORMS))
+    assert programs <= 3

@@ -47,5 +47,5 @@ def test_the_mode_suits_the_run(
     ],
 )
 def test_a_graph_that_cannot_be_is_refused(overrides: list[str], resident: bool, device: torch.device) -> None:
-    with pytest.raises(UserError, match=r"engine.mode=graph .* use engine.mode=compile"):
+    with pytest.raises(UserError, match=r"engine.mode=graph .* use engine.mode=auto"):
         engine_mode(cifar("engine.mode=graph", *overrides), resident, 50_000, device)

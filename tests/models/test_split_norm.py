@@ -77,6 +77,7 @@ def test_replacing_keeps_the_state_dict_and_the_function() -> None:
 @pytest.mark.parametrize(("rows", "splits"), [(8, 1), (8, 4), (6, 4), (10, 4)])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_two_views_in_one_batch_are_two_batches(dimensions: int, rows: int, splits: int, compiled: bool) -> None:
+    torch._dynamo.reset()
     norm, first = norm_and_input(dimensions, rows)
     second = first.flip(0) * 2 - 3
     together, apart = SplitBatchNorm(copy.deepcopy(norm), splits, 2), SplitBatchNorm(copy.deepcopy(norm), splits)
@@ -102,3 +103,14 @@ def test_a_batch_norm_that_does_more_is_refused() -> None:
         split_batch_norm(nn.Sequential(Activated(3)), 4)
     assert not takes_views_together(nn.Sequential(Activated(3)))
     assert takes_views_together(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3)))
+
+
+def test_a_norm_without_scale_and_shift_compiles() -> None:
+    """SimSiam's projector ends in one."""
+    torch._dynamo.reset()  # earlier tests have compiled this very function for other shapes
+    norm = nn.BatchNorm1d(6, affine=False)
+    together, apart = SplitBatchNorm(copy.deepcopy(norm), 1, 2), copy.deepcopy(norm)
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    output = torch.compile(together, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(output, torch.cat([apart(view) for view in x.chunk(2)]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(together.running_var, apart.running_var)
