@@ -12,7 +12,7 @@ import torch
 
 from interclr.bank import MemoryBank
 from interclr.bench.setup import Prepared, prepare
-from interclr.bench.timing import block_milliseconds, captured, in_turns, ratios, spread
+from interclr.bench.timing import block_milliseconds, captured, in_turns, ratios, spread, wait_for
 from interclr.config import load_settings
 from interclr.engine.build import build_learner
 from interclr.engine.dataset import Facts
@@ -53,7 +53,7 @@ def measure_branch(
         steps[name] = _stepper(here)
         for _ in range(8):
             steps[name]()
-        _wait(device)
+        wait_for(device)
         starting[name] = time.perf_counter() - started
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -107,7 +107,7 @@ def measure_growth(
         work = captured(_branch_alone(learner, learner.bank, anchors, device), [learner.intra.generator], device)
         for _ in range(5):
             work()
-        _wait(device)
+        wait_for(device)
         times = [block_milliseconds(work, repeats, device) for _ in range(5)]
         assert settings.inter is not None
         rows.append(
@@ -146,11 +146,6 @@ def _stepper(prepared: Prepared) -> Any:
         prepared.step(batches[number % len(batches)], number)
 
     return work
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _allocated(device: torch.device) -> int:

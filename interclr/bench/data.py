@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from interclr.bench.timing import wait_for
 from interclr.data.loader import Order
 from interclr.data.packed_store import PackedSource, open_packed
 from interclr.data.stream import StreamLoader
@@ -95,13 +96,13 @@ def measure_loader(store: Path, batch: int, workers: int, seconds: float, device
     batches = _batches(source, batch, workers, device)
     for _ in range(2 * workers + 1):
         next(batches)
-    _finish(device)
+    wait_for(device)
     started, count = time.perf_counter(), 0
     # In whole rounds of the workers: each delivers one batch of a round, all of them at about the same time.
     while count % max(workers, 1) or time.perf_counter() - started < seconds:
         next(batches)
         count += 1
-    _finish(device)
+    wait_for(device)
     rate = count * batch / (time.perf_counter() - started)
     stored = source.stored_bytes / len(source)
     return {
@@ -125,7 +126,7 @@ def measure_wait(
     for _ in range(2 * workers + SYNC_EVERY):
         next(batches)
         work()
-    _finish(device)
+    wait_for(device)
     started, waited, count = time.perf_counter(), 0.0, 0
     while count % SYNC_EVERY or time.perf_counter() - started < seconds:
         asked = time.perf_counter()
@@ -134,7 +135,7 @@ def measure_wait(
         work()
         count += 1
         if count % SYNC_EVERY == 0:
-            _finish(device)
+            wait_for(device)
     taken = time.perf_counter() - started
     return {
         "wait": waited / taken,
@@ -153,11 +154,6 @@ def _open(store: Path) -> PackedSource:
 
 def _batches(source: PackedSource, batch: int, workers: int, device: torch.device) -> Iterator[Images]:
     return StreamLoader(source, Order(len(source), batch, seed=0), device, workers).iterate(0, FOREVER)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _busy(device: torch.device, seconds: float) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from interclr.bench.setup import prepare
-from interclr.bench.timing import spread
+from interclr.bench.timing import spread, wait_for
 from interclr.data.loader import Order
 from interclr.data.packed_store import open_packed
 from interclr.data.stream import StreamLoader
@@ -41,21 +41,21 @@ def measure_streamed(
 
     for images in (*held, *held):
         step(images)
-    _wait(device)
+    wait_for(device)
     resident, streamed, waits = [], [], []
     rounds, steps = (2, 4) if quick else (4, 4 * SYNC_EVERY)
     loader = StreamLoader(source, Order(len(source), batch, 0), device, workers)
     batches = loader.iterate(0, 1 << 40)
     for _ in range(max(2 * workers, 4)):
         step(next(batches))
-    _wait(device)
+    wait_for(device)
     for _ in range(rounds):
         begin = time.perf_counter()
         for count in range(steps):
             step(held[count % len(held)])
             if count % SYNC_EVERY == SYNC_EVERY - 1:
-                _wait(device)
-        _wait(device)
+                wait_for(device)
+        wait_for(device)
         resident.append((time.perf_counter() - begin) / steps)
         begin, waited = time.perf_counter(), 0.0
         for count in range(steps):
@@ -64,8 +64,8 @@ def measure_streamed(
             waited += time.perf_counter() - asked
             step(images)
             if count % SYNC_EVERY == SYNC_EVERY - 1:
-                _wait(device)
-        _wait(device)
+                wait_for(device)
+        wait_for(device)
         streamed.append((time.perf_counter() - begin) / steps)
         waits.append(waited / (steps * streamed[-1]))
     return {
@@ -78,8 +78,3 @@ def measure_streamed(
         "resident_milliseconds": spread([1e3 * value for value in resident]),
         "streamed_milliseconds": spread([1e3 * value for value in streamed]),
     }
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

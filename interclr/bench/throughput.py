@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from interclr.bench.setup import Prepared, prepare
-from interclr.bench.timing import matrix_rate, spread
+from interclr.bench.timing import matrix_rate, spread, wait_for
 from interclr.engine.metrics import Averages
 from interclr.screen import Screen
 
@@ -36,18 +36,18 @@ def measure_throughput(
     here = prepare(recipe, overrides, pixels, len(pixels), device)
     averages = Averages()
     number = _steps(here, averages, 0, 8)
-    _wait(device)
+    wait_for(device)
     ready = time.perf_counter() - started
     probe = time.perf_counter()
     number = _steps(here, averages, number, 10)
-    _wait(device)
+    wait_for(device)
     each = (time.perf_counter() - probe) / 10
     count = max(10, round(seconds / each))
     rates = []
     for _ in range(rounds):
         begin = time.perf_counter()
         number = _steps(here, averages, number, count)
-        _wait(device)
+        wait_for(device)
         rates.append(count * here.batch / (time.perf_counter() - begin))
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     flops = flops_per_image(recipe, overrides, pixels, device)
@@ -97,8 +97,3 @@ def flops_per_image(recipe: str, overrides: Sequence[str], pixels: Tensor, devic
         loss.backward()
     total: int = counter.get_total_flops()
     return total / here.batch
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

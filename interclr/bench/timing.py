@@ -10,6 +10,12 @@ from typing import Any
 import torch
 
 
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def block_milliseconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Milliseconds per call over ``repeats`` calls in a row, the device's own clock where it has one."""
     if device.type != "cuda":
