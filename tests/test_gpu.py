@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -29,6 +31,15 @@ INTER = ["inter.clusters=32", "inter.sampler.negatives=32", "inter.sampler.candi
 def settings_of(recipe: str, *more: str) -> Settings:
     extra = INTER if recipe.endswith("-interclr") else []
     return load_settings(recipe, [*SMALL, *extra, "engine.precision=bf16", *more])
+
+
+def assert_same_learner(*runs: Path) -> None:
+    """The last checkpoints of two runs hold the same bits."""
+    found = [checkpoint.load_latest(run / "checkpoint") for run in runs]
+    whole, parts = (state[0]["learner"] for state in found if state is not None)
+    assert whole.keys() == parts.keys()
+    for key, value in whole.items():
+        assert torch.equal(value, parts[key]), key
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -65,11 +76,7 @@ def test_resume_is_bit_exact(recipe: str, precision: str, tmp_path) -> None:
     pretrain(settings, tmp_path / "whole", screen=quiet)
     pretrain(settings, tmp_path / "parts", screen=quiet, stop_after=13)
     pretrain(settings, tmp_path / "parts", screen=quiet, resume=True)
-    whole, parts = (checkpoint.load_latest(tmp_path / name / "checkpoint") for name in ("whole", "parts"))
-    assert whole is not None
-    assert parts is not None
-    for key, value in whole[0]["learner"].items():
-        assert torch.equal(value, parts[0]["learner"][key]), key
+    assert_same_learner(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.parametrize("recipe", ["cifar10-mocov2-interclr", "cifar10-byol-interclr", "cifar10-npidv2-interclr"])
@@ -83,11 +90,7 @@ def test_resume_of_a_captured_run_is_bit_exact(recipe: str, tmp_path) -> None:
     pretrain(settings, tmp_path / "parts", screen=quiet, stop_after=11)
     pretrain(settings, tmp_path / "parts", screen=quiet, stop_after=12, resume=True)
     pretrain(settings, tmp_path / "parts", screen=quiet, resume=True)
-    whole, parts = (checkpoint.load_latest(tmp_path / name / "checkpoint") for name in ("whole", "parts"))
-    assert whole is not None
-    assert parts is not None
-    for key, value in whole[0]["learner"].items():
-        assert torch.equal(value, parts[0]["learner"][key]), key
+    assert_same_learner(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from interclr import dist
 from interclr.config import Settings
 from interclr.engine.capture import can_capture
 from interclr.types import UserError
@@ -28,6 +27,6 @@ def engine_mode(settings: Settings, resident: bool, images: int, device: torch.d
     steps = int(settings.schedule.epochs) * (images // int(settings.data.batch))
     if device.type != "cuda" or steps < STEPS_TO_PAY_BACK:
         return "eager", f"{steps:,} steps do not earn back a minute or two of compiling"
-    if possible and int(settings.data.image_size) <= LAUNCH_BOUND and dist.world() == 1:
+    if possible and int(settings.data.image_size) <= LAUNCH_BOUND:
         return "graph", f"{steps:,} steps of small images that lie on the GPU"
     return "compile", f"{steps:,} steps"
