@@ -45,7 +45,8 @@ def margin_nce(
     else:
         raise ValueError(f"margin kind must be 'cosine' or 'arc', not {kind!r}")
     logits = torch.cat([positive[:, None], negative], dim=1) / temperature  # (B, 1 + K)
-    loss = torch.logsumexp(logits, dim=1) - logits[:, 0]  # (B,)
+    first = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    loss = F.cross_entropy(logits, first, reduction="none")  # (B,)
     if reduction == "mean":
         return loss.mean()
     if reduction == "sum":

@@ -298,12 +298,15 @@ def apply_view(
 
 
 def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """Contiguous (B, 3, S, S) in ``dtype``. Channel by channel with plain numbers, which need no copy to the device."""
+    """(B, 3, S, S) in ``dtype``. On a GPU channels last, as convolutions want them there, and channel by channel with
+    plain numbers, which need no copy to the device.
+    """
     if image.device.type == "cpu":
         centres, spreads = (torch.tensor(values, dtype=image.dtype)[:, None, None] for values in (mean, std))
         return (image.contiguous() - centres).div_(spreads).to(dtype)
     planes = zip(image.unbind(1), mean, std, strict=True)
-    return torch.stack([(plane - centre).div_(spread).to(dtype) for plane, centre, spread in planes], 1)
+    scaled = [(plane - centre).div_(spread).to(dtype) for plane, centre, spread in planes]
+    return torch.stack(scaled, 3).permute(0, 3, 1, 2)
 
 
 def largest_side(output_size: int) -> int:

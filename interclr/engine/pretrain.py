@@ -183,11 +183,17 @@ class Training:
                 f"the data are not those {path.name} was trained on ({self.data.source.name} has changed): "
                 "image indices would point to other images. Restore the data, or start a new run"
             )
+        started = state["clusters_started"]
         for change in changed_settings(state["settings"], self.settings):
-            self.screen.warn(f"not as in the run so far, {change}: the result will differ")
+            if not started and change.startswith("inter"):
+                self.screen.say(f"the inter branch has not begun and will be as set now, {change}")
+            else:
+                self.screen.warn(f"not as in the run so far, {change}: the result will differ")
         fresh = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self.optimiser.param_groups]
         try:
-            self.learner.load_state_dict(state["learner"])
+            self.learner.load_state_dict(state["learner"] if started else self._before_inter(state["learner"]))
+            if not started and self.learner.bank is not None:
+                self.learner.bank.rebuild()
             self.optimiser.load_state_dict(state["optimiser"])
         except (RuntimeError, ValueError) as error:
             text = " ".join(str(error).split())[:300]
@@ -198,12 +204,23 @@ class Training:
             group.update(own)  # a changed weight decay or momentum counts; the state is the run's
         self.step_once.scaler.load_state_dict(state["scaler"])
         self.averages.load_state(state["averages"], self.device)
-        self.step, self.clusters_started = state["step"], state["clusters_started"]
+        self.step, self.clusters_started = state["step"], started
         self.seconds, self.measured = state["seconds"], state["measured"]
         self.met_before = state["unreadable"]
         if self.step > self.plan.total:
             raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
         return True
+
+    def _before_inter(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A state in which the inter branch has not begun: by now it may be another one, or be new, or gone.
+
+        The method's own state is the run's, and with it the features that NPID keeps in a bank; the rest of a bank is
+        as it is made, which is what it would be at this step of a run that had these settings from its first step.
+        """
+        own = {key: value for key, value in self.learner.state_dict().items() if not key.startswith("intra.")}
+        method = {key: value for key, value in saved.items() if key.startswith("intra.")}
+        features = {key: saved[key] for key in ("bank.features",) if self.learner.intra.uses_bank}
+        return own | method | features
 
     def _save(self) -> None:
         for record in self.averages.finished():

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from interclr import dist
+from interclr import dist, kernels
 from interclr.data.views import Views
 from interclr.engine.capture import CapturedStep, can_capture
 from interclr.learner import Learner
+from interclr.models import fuse
 from interclr.optim import learning_rate, set_learning_rate
 from interclr.streams import join_side_streams
 from interclr.types import Images
@@ -81,9 +82,11 @@ class TrainStep:
             # Tuning reductions by the clock would make their rounding a matter of luck, and resuming inexact.
             inductor.deterministic = torch.backends.cudnn.deterministic
             learner.intra.join_views()
-            learner.intra.encoder.compile(dynamic=False)
-            if learner.intra.bank_encoder() is not learner.intra.encoder:
-                learner.intra.bank_encoder().compile(dynamic=False)
+            encoders = {learner.intra.encoder, learner.intra.bank_encoder()}
+            # Captured, a ResNet of our own kernels is faster than a compiled one and there at once.
+            if mode == "compile" or not kernels.usable(next(learner.parameters())) or not all(map(fuse, encoders)):
+                for encoder in encoders:
+                    encoder.compile(dynamic=False)
         self.captures = mode == "graph"
         assert not self.captures or can_capture(device, precision, plan.accumulate), "see can_capture"
         self.captured: dict[bool, CapturedStep] = {}
@@ -127,9 +130,9 @@ class TrainStep:
         """The work of a step: only the device is busy with it."""
         learner = self.learner
         batch = self.views(images, self.view_generator, len(images) * dist.world(), len(images) * dist.rank())
-        if self.channels_last:
-            views = tuple(view.contiguous(memory_format=torch.channels_last) for view in batch.views)
-            batch = type(batch)(batch.index, views, batch.label)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        views = tuple(view.contiguous(memory_format=layout) for view in batch.views)
+        batch = type(batch)(batch.index, views, batch.label)
         unsynced = self.parallel.no_sync() if self.parallel is not None and not last else contextlib.nullcontext()
         with unsynced:
             with torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):

@@ -70,7 +70,7 @@ class MoCo(IntraMethod):
         shuffled = [rows_of(dist.all_gather(view), order[mine]) for view, order in zip(views, orders, strict=True)]
         keys = []
         for encoded, order in zip(self.encode(self.key_encoder, shuffled), orders, strict=True):
-            back = order.argsort()[mine]
+            back = torch.empty_like(order).scatter_(0, order, torch.arange(total, device=order.device))[mine]
             both = (encoded.projection, encoded.inter_projection)
             keys.append((dist.all_gather(both[0])[back], dist.all_gather(both[1])[back]))
         return keys

@@ -1,6 +1,7 @@
 """Backbones, heads, momentum copies and split BatchNorm."""
 
 from interclr.models.backbones import Backbone, BackboneConfig
+from interclr.models.fused_resnet import fuse
 from interclr.models.heads import Encoded, Encoder, mlp
 from interclr.models.momentum import momentum_copy, update_momentum_copy
 from interclr.models.split_norm import SplitBatchNorm, split_batch_norm, takes_views_together
@@ -11,6 +12,7 @@ __all__ = [
     "Encoded",
     "Encoder",
     "SplitBatchNorm",
+    "fuse",
     "mlp",
     "momentum_copy",
     "split_batch_norm",

@@ -36,11 +36,15 @@ class SplitBatchNorm(nn.Module):
         for name, buffer in norm.named_buffers():
             self.register_buffer(name, buffer)
 
+    def parts(self, images: int) -> int:
+        """In how many parts a batch of so many images, all views together, is normalised."""
+        return self.views * (self.splits if images >= 2 * self.splits * self.views else 1)
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         assert x.shape[0] % self.views == 0, f"a batch of {x.shape[0]} is not {self.views} views"
-        splits = self.splits if x.shape[0] >= 2 * self.splits * self.views else 1
+        splits = self.parts(x.shape[0]) // self.views
         if torch.compiler.is_compiling() and x.shape[0] % (self.views * splits) == 0:
             return self._in_one_piece(x, splits)
         self.num_batches_tracked.add_(self.views)

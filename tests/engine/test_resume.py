@@ -241,7 +241,6 @@ def test_changed_data_are_refused(tmp_path: Path) -> None:
         ("engine.accumulate=2", r"engine\.accumulate: 1 → 2"),
         ("method.dim=8", "does not fit these settings"),
         ("method.queue=16", "does not fit these settings"),
-        (INTER[0], "does not fit these settings"),
         ("schedule.epochs=1", "beyond the 4 steps"),
     ],
 )
@@ -274,6 +273,23 @@ def test_a_changed_rate_or_decay_counts_and_is_said(stopped: Path, tmp_path: Pat
     assert state["step"] == 16
     assert [group["weight_decay"] for group in state["optimiser"]["param_groups"]] == [0.2, 0.0]
     assert state["settings"] == (run / "resolved.yaml").read_text()
+
+
+@pytest.mark.parametrize("kind", ["mocov2", "npidv2"])
+@pytest.mark.parametrize("before", [(), (INTER[0].replace("clusters: 4", "clusters: 3"), "inter.warmup_epochs=2")])
+def test_the_inter_branch_can_be_added_or_changed_before_it_begins(
+    kind: str, before: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A plain run continued with the branch is the run that had it, with a warm-up, from its first step."""
+    method = NPID if kind == "npidv2" else ()
+    branch = (*INTER, "inter.warmup_epochs=2")
+    train(tiny(*method, *branch, "schedule.epochs=3"), tmp_path / "whole")
+    train(tiny(*method, *before, "schedule.epochs=3"), tmp_path / "cut", stop_after=7 if before else 8)
+    heard = Heard()
+    train(tiny(*method, *branch, "schedule.epochs=3"), tmp_path / "cut", resume=True, screen=heard.screen)
+    assert "the inter branch has not begun" in heard.text
+    assert "the result will differ" not in heard.text
+    same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_unchanged_settings_are_not_mentioned(stopped: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from interclr.types import Pairs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter's products know no bfloat16
 
 
 def random_bank(size: int, dim: int, clusters: int, seed: int, dtype: torch.dtype = torch.float32) -> MemoryBank:
@@ -194,3 +195,107 @@ def test_there_is_nearly_always_room_above_the_bound() -> None:
         kept = above * columns
         fallbacks = (kept < share * columns) | (kept > room_to_keep(columns, sample, share))
         assert int(fallbacks.sum()) <= 3, f"{int(fallbacks.sum())} of {rows} rows"
+
+
+def plain_norm(
+    x: Tensor, parts: int, weight: Tensor, bias: Tensor, residual: Tensor | None, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """relu(norm(x) + residual) of (R, C) in float64, with mean and variance of each part."""
+    each = x.double().view(parts, -1, x.shape[1])
+    mean, variance = each.mean(1, keepdim=True), each.var(1, keepdim=True, correction=0)
+    value = ((each - mean) / (variance + 1e-5).sqrt() * weight + bias).flatten(0, 1)
+    value = value if residual is None else value + residual
+    return value.relu() if relu else value, mean.squeeze(1), variance.squeeze(1)
+
+
+@pytest.mark.parametrize(("rows", "channels", "parts", "views"), [(6, 3, 1, 1), (512, 64, 4, 2), (700, 40, 2, 2)])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_and_its_gradient(
+    rows: int, channels: int, parts: int, views: int, relu: bool, skip: bool, uses: int, dtype: torch.dtype
+) -> None:
+    from interclr.kernels.norm import normalise, normalise_backward
+
+    generator = torch.Generator().manual_seed(rows + channels)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE)
+
+    x = (numbers(rows, channels) + 30 * numbers(channels)).to(dtype)  # means far from 0: sums of squares would cancel
+    weight, bias = 1 + 0.3 * numbers(channels), 0.3 * numbers(channels)
+    residual = numbers(rows, channels).to(dtype) if skip else None
+    gradients = [numbers(rows, channels).to(dtype) for _ in range(uses)]
+    running = numbers(channels), numbers(channels).abs()
+    expected_running = [value.double() for value in running]
+    batches = torch.tensor(7, device=DEVICE)
+
+    result = normalise(x, parts, views, weight, bias, *running, batches, 0.1, 1e-5, residual, relu)
+    assert batches.item() == 7 + views
+    leaves = [value.double().requires_grad_() for value in (x, weight, bias, *([residual] if skip else []))]
+    output, mean, variance = plain_norm(leaves[0], parts, leaves[1], leaves[2], leaves[3] if skip else None, relu)
+    loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(result.output.double(), output.detach(), **loose)
+    torch.testing.assert_close(result.mean.double(), mean.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.variance.double(), variance.detach(), rtol=1e-4, atol=1e-4)
+
+    unbiased = variance.detach() * (rows // parts) / (rows // parts - 1)
+    for view in range(views):
+        mine = slice(view * parts // views, (view + 1) * parts // views)
+        expected_running[0].lerp_(mean.detach()[mine].mean(0), 0.1)
+        expected_running[1].lerp_(unbiased[mine].mean(0), 0.1)
+    for got, wanted in zip(running, expected_running, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+
+    # The same values pass the ReLU as did forward, where rounding decides what is above 0.
+    passed = (result.output > 0) if relu else torch.ones_like(result.output, dtype=torch.bool)
+    linear, _, _ = plain_norm(leaves[0], parts, leaves[1], leaves[2], leaves[3] if skip else None, False)
+    total = torch.stack([gradient.double() for gradient in gradients]).sum(0) * passed
+    second = gradients[1] if uses == 2 else None
+    got = normalise_backward(
+        gradients[0], second, x, result.output if skip else None, result.mean, result.variance, weight, bias, 1e-5, relu
+    )
+    if got.residual is not None:
+        torch.testing.assert_close(got.residual.double(), total, rtol=2**-7, atol=1e-6)
+        total = got.residual.double()  # rounded: what BatchNorm's gradient is worked out from
+    assert (got.residual is not None) == skip
+    linear.backward(total)
+    torch.testing.assert_close(got.input.double(), leaves[0].grad, **loose)
+    torch.testing.assert_close(got.weight.double(), leaves[1].grad, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(got.bias.double(), leaves[2].grad, rtol=2e-3, atol=2e-3)
+
+
+def test_norm_lets_nan_through() -> None:
+    """A run that has diverged must not look well."""
+    from interclr.kernels.norm import normalise
+
+    x = torch.randn(64, 4, device=DEVICE)
+    x[5, 2] = float("nan")
+    ones, zeros = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
+    output = normalise(
+        x, 1, 1, ones, zeros, zeros.clone(), ones.clone(), torch.tensor(0, device=DEVICE), 0.1, 1e-5, None, True
+    ).output
+    assert output[:, 2].isnan().all()
+    assert not output[:, [0, 1, 3]].isnan().any()
+
+
+@pytest.mark.parametrize(("count", "height", "width", "channels", "stride"), [(3, 7, 9, 8, 1), (2, 16, 16, 64, 2)])
+def test_the_small_stem_is_a_convolution(count: int, height: int, width: int, channels: int, stride: int) -> None:
+    from interclr.kernels.stem import convolve, weight_gradient
+
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (
+        torch.randn(count, 3, height, width, generator=generator),
+        torch.randn(channels, 3, 3, 3, generator=generator),
+    )
+    x, weight = (t.to(DEVICE, HALF).contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    exact = weight.double().requires_grad_()
+    expected = torch.nn.functional.conv2d(x.double(), exact, stride=stride, padding=1)
+    output = convolve(x, weight, stride)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(output.double(), expected.detach(), rtol=2e-2, atol=2e-2)
+    gradient = torch.randn(expected.shape, generator=generator).to(DEVICE, HALF)
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    expected.backward(gradient.double())
+    torch.testing.assert_close(weight_gradient(x, gradient, stride).double(), exact.grad, rtol=1e-3, atol=1e-3)

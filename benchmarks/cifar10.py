@@ -1,0 +1,509 @@
+"""Trains and measures the runs of a plan (benchmarks/cifar10.yaml), several at a time; one JSON record for each.
+
+    python benchmarks/cifar10.py main --jobs 2 --set "data.root=/data"
+    python benchmarks/cifar10.py choices mocov2 mocov2-interclr --seeds 0,1 --until 1500
+
+Finished runs are skipped, failed ones are recorded and tried again by the next call, interrupted ones continue.
+``benchmarks/cifar10_page.py`` makes docs/results.md of the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import Field, ValidationError
+
+from interclr.config import explain, load_settings
+from interclr.evaluate import PROTOCOLS
+from interclr.run import checkpoint
+from interclr.run.folder import Run, environment, write_text
+from interclr.types import Config, UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAN, RECORDS = ROOT / "benchmarks" / "cifar10.yaml", ROOT / "results" / "cifar10"
+NOT_TERMS = ("step", "epoch", "event", "lr", "images_per_second", "data_wait", "unreadable")
+ERROR_LENGTH = 600
+Record = dict[str, Any]
+Node = TypeVar("Node", bound=Config)
+
+
+# The plan.
+
+
+class From(Config):
+    run: str
+    epoch: Annotated[int, Field(ge=1)]
+
+
+class Entry(Config):
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    note: str = ""
+    start: From | None = Field(None, alias="from")
+
+
+class Group(Config):
+    runs: Annotated[dict[str, Entry], Field(min_length=1)]
+    common: tuple[str, ...] = ()
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
+    evaluate: tuple[str, ...] = ()
+
+
+def read_plan(path: Path) -> dict[str, Group]:
+    try:
+        tree: Any = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict) or not all(isinstance(group, dict) for group in tree.values()):
+        raise UserError(f"{path}: a plan is a mapping of groups, each with runs")
+    return {str(name): _group(group, f"{path.name}: {name}") for name, group in tree.items()}
+
+
+def _group(tree: dict[str, Any], where: str) -> Group:
+    runs = tree.get("runs")
+    if isinstance(runs, dict):
+        tree = tree | {"runs": {name: _checked(Entry, run, f"{where}.runs.{name}") for name, run in runs.items()}}
+    group = _checked(Group, tree, where)
+    for name, entry in group.runs.items():
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise UserError(f"{where}.runs: {name!r} names a file: letters, digits, dot, dash and underscore only")
+        line = [name]
+        while entry.start is not None:
+            line.append(entry.start.run)
+            if entry.start.run not in group.runs:
+                raise UserError(f"{where}.runs.{line[-2]}.from: there is no run {entry.start.run!r} in the group")
+            if entry.start.run in line[:-1]:
+                raise UserError(f"{where}.runs.{name}.from: continues itself, by way of {' → '.join(line)}")
+            entry = group.runs[entry.start.run]
+    for protocol in group.evaluate:
+        if protocol.split()[:1] not in [[known] for known in PROTOCOLS]:
+            raise UserError(f"{where}.evaluate: no protocol {protocol!r}; there are: {', '.join(PROTOCOLS)}")
+    return group
+
+
+def _checked(model: type[Node], tree: Any, where: str) -> Node:
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{where}: {explain(error, model)}") from error
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of the plan with one seed."""
+
+    group: str
+    name: str
+    seed: int
+    entry: Entry
+    overrides: tuple[str, ...]  # the group's, the run's own and the command line's
+    evaluate: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}-s{self.seed}"
+
+    @property
+    def parent(self) -> str | None:
+        return None if self.entry.start is None else f"{self.entry.start.run}-s{self.seed}"
+
+    def portable(self) -> list[str]:
+        """The overrides without what is true of one machine only."""
+        absolute = ("data.root=", "data.source=/", 'data.source="/')
+        return [override for override in self.overrides if not override.startswith(absolute)]
+
+
+def jobs_of(plan: dict[str, Group], group: str, names: list[str], seeds: list[int], extra: list[str]) -> list[Job]:
+    """Seeds outermost, else in the order of the plan, but parents before their children. All settings are checked."""
+    if group not in plan:
+        raise UserError(f"no group {group!r}; there are: {', '.join(plan)}")
+    chosen = plan[group]
+    unknown = [name for name in names if name not in chosen.runs]
+    if unknown:
+        raise UserError(f"no run {unknown[0]!r} in {group}; there are: {', '.join(chosen.runs)}")
+    order: list[str] = []
+    for name in chosen.runs:
+        line = [name] if not names or name in names else []
+        while line and (start := chosen.runs[line[0]].start) is not None:
+            line.insert(0, start.run)
+        order += [each for each in line if each not in order]
+    jobs = [
+        Job(group, name, seed, entry, (*chosen.common, *entry.overrides, *extra), chosen.evaluate)
+        for seed in seeds or chosen.seeds
+        for name, entry in ((name, chosen.runs[name]) for name in order)
+    ]
+    by_title = {job.title: job for job in jobs}
+    for job in jobs:
+        _check(job, None if job.parent is None else by_title[job.parent])
+    return jobs
+
+
+def _check(job: Job, parent: Job | None) -> None:
+    """What would only come to light after hours of training."""
+    where = f"{job.group}.runs.{job.name}"
+    try:
+        settings = load_settings(job.entry.recipe, job.overrides)
+        before = None if parent is None else load_settings(parent.entry.recipe, parent.overrides)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    tested = [protocol for protocol in job.evaluate if protocol.split()[0] != "clusters"]
+    if settings.data.hold_out and tested:
+        raise UserError(f"{where}: {tested[0]} looks at the test set, but this run is measured on held-out images")
+    if before is None:
+        return
+    assert job.entry.start is not None
+    epoch, every, epochs = job.entry.start.epoch, before.checkpoint.every_epochs, before.schedule.epochs
+    if every == "auto" or epochs == "auto" or epoch % every or epoch >= epochs:
+        kept = False
+    else:
+        kept = before.checkpoint.keep > math.ceil(epochs / every) - epoch // every  # the last one is always written
+    if not kept:
+        raise UserError(
+            f"{where}.from: {job.entry.start.run} will not keep its checkpoint of epoch {epoch}: "
+            "give it schedule.epochs, checkpoint.every_epochs and a large enough checkpoint.keep"
+        )
+
+
+# One run.
+
+
+class Failure(Exception):
+    """Why a run has no figures."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and can be continued."""
+
+
+class Runner:
+    def __init__(self, work: Path, out: Path, jobs: int) -> None:
+        self.work, self.out, self.jobs = work, out, jobs
+        self.stopping = False
+        self.processes: set[subprocess.Popen[str]] = set()
+        self.lock = threading.Lock()
+
+    def folder(self, job: Job, title: str | None = None) -> Path:
+        return self.work / job.group / (title or job.title)
+
+    def record(self, job: Job) -> Record | None:
+        path = self.out / job.group / f"{job.title}.json"
+        return dict(json.loads(path.read_text())) if path.exists() else None
+
+    def finished(self, job: Job) -> bool:
+        record = self.record(job)
+        return record is not None and "error" not in record
+
+    def start_step(self, job: Job) -> int:
+        """The step of the parent's checkpoint from which ``job`` goes on."""
+        assert job.entry.start is not None
+        parent = Run(self.folder(job, job.parent))
+        if not parent.finished:
+            raise Failure(f"{job.parent}, which this run continues, has not finished")
+        return int(job.entry.start.epoch * (parent.result["images"] // int(parent.settings.data.batch)))
+
+    def start_checkpoint(self, job: Job) -> Path:
+        path = self.folder(job, job.parent) / "checkpoint" / f"step-{self.start_step(job):010d}.pt"
+        if not path.exists():
+            raise Failure(f"{job.parent} has not kept {path.name}: raise its checkpoint.keep")
+        return path
+
+    def can_start(self, job: Job) -> bool:
+        try:
+            return job.entry.start is None or self.start_checkpoint(job).exists()
+        except Failure:
+            return False
+
+    def run(self, job: Job) -> Record:
+        """Train, measure, record. Raises ``Interrupted`` where there is nothing to record yet."""
+        began, error = time.monotonic(), None
+        print(f"{job.title}: started", flush=True)
+        try:
+            self._train_and_measure(job)
+        except Failure as failure:
+            error = str(failure)
+        record = self._describe(job, error, time.monotonic() - began)
+        if not self.finished(job):  # the record of a parent that is trained again stays as it was
+            place = self.out / job.group / f"{job.title}.json"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_text(place, as_json(record))
+        print(f"{job.title}: {line_of(record)}", flush=True)
+        return record
+
+    def _train_and_measure(self, job: Job) -> None:
+        folder = self.folder(job)
+        log, about = folder.with_name(f"{folder.name}.log"), folder / "command.txt"
+        started = bool(checkpoint.find(folder / "checkpoint"))
+        if not (started and about.exists() and about.read_text() == self.command(job)):
+            shutil.rmtree(folder, ignore_errors=True)  # of other settings, or without anything to go on from
+            started = False
+        folder.mkdir(parents=True, exist_ok=True)
+        if not started and job.entry.start is not None:
+            self._copy_start(job, folder)
+            started = True
+        about.write_text(self.command(job))
+        words = [job.entry.recipe, *job.overrides, f"seed={job.seed}", "--no-report", "--out", str(folder)]
+        self._call(["pretrain", *words, *["--resume"] * started], log, folder)
+        if not Run(folder).finished:
+            raise Interrupted if self.stopping else Failure("the training was stopped from outside")
+        for protocol in job.evaluate:
+            name, *settings = protocol.split()
+            if not (folder / "evaluate" / name / "result.json").exists():
+                self._call(["evaluate", name, str(folder), *settings], log, folder)
+
+    def _copy_start(self, job: Job, folder: Path) -> None:
+        """The parent's checkpoint, and its metrics up to there, which are this run's as well."""
+        source = self.start_checkpoint(job)
+        (folder / "checkpoint").mkdir()
+        shutil.copyfile(source, folder / "checkpoint" / source.name)
+        lines = [line for line in Run(source.parent.parent).metrics if line["step"] <= self.start_step(job)]
+        write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _call(self, words: list[str], log: Path, folder: Path) -> None:
+        command = [sys.executable, "-m", "interclr.cli", *words]
+        with open(log, "a") as output:
+            with self.lock:
+                if self.stopping:
+                    raise Interrupted
+                # A session of its own: Ctrl-C reaches this script, which asks its processes to stop.
+                process = subprocess.Popen(
+                    command, stdout=output, stderr=subprocess.PIPE, text=True, start_new_session=True
+                )
+                self.processes.add(process)
+            errors = process.communicate()[1]
+            self.processes.discard(process)
+            output.write(errors)
+        if process.returncode and self.stopping:
+            raise Interrupted
+        if process.returncode:
+            text = errors.strip().replace(str(folder), "OUT").replace(f"{ROOT}/", "")
+            raise Failure(text[-ERROR_LENGTH:] or f"{words[0]} ended with {process.returncode}")
+
+    def stop(self) -> None:
+        """Every training saves a checkpoint and ends."""
+        with self.lock:
+            self.stopping = True
+            for process in self.processes:
+                process.terminate()
+
+    def command(self, job: Job, step: int | None = None) -> str:
+        """What to type for the same run, with OUT for its folder and PARENT for that of the run it continues."""
+        words = ["interclr", "pretrain", job.entry.recipe, *job.portable(), f"seed={job.seed}", "--no-report"]
+        commands = [shlex.join([*words, "--out", "OUT", *["--resume"] * (job.entry.start is not None)])]
+        if job.entry.start is not None:
+            copy = f"cp PARENT/checkpoint/{'STEP' if step is None else f'step-{step:010d}'}.pt OUT/checkpoint/"
+            commands = ["mkdir -p OUT/checkpoint", copy, *commands]
+        for name, *settings in (protocol.split() for protocol in job.evaluate):
+            commands.append(shlex.join(["interclr", "evaluate", name, "OUT", *settings]))
+        return " && ".join(commands)
+
+    def _describe(self, job: Job, error: str | None, seconds: float) -> Record:
+        folder, start = self.folder(job), job.entry.start
+        run = Run(folder)
+        result = run.result
+        metrics = run.metrics if (folder / "metrics.jsonl").exists() else []
+        about = result or environment()
+        step = self.start_step(job) if start is not None and self.can_start(job) else None
+        record: Record = {
+            "group": job.group,
+            "name": job.name,
+            "seed": job.seed,
+            "recipe": job.entry.recipe,
+            "overrides": job.portable(),
+            "note": job.entry.note,
+            "from": None if start is None else start.model_dump() | {"step": step},
+            "command": self.command(job, step),
+            "commit": about["commit"],
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {name: about[name] for name in ("torch", "torchvision", "python")},
+            "machine": about["machine"],
+            "jobs": self.jobs,  # runs at a time on this machine: what the times depend on
+            "settings": settings_of(job, folder),
+        }
+        record["measured_on"] = "held-out" if record["settings"]["data"]["hold_out"] else "test"
+        if error is None:
+            record["figures"] = figures_of(folder, result, metrics)
+        else:
+            record["error"] = error
+        own = [line for line in metrics if start is None or line["epoch"] > start.epoch]
+        speeds = [line["images_per_second"] for line in own if "images_per_second" in line]
+        return record | {
+            "seconds": result.get("seconds", round(seconds, 2)),  # of training, a parent's share included
+            "compile_seconds": result.get("compile_seconds"),
+            "images_per_second": round(statistics.median(speeds), 1) if speeds else None,
+            "peak_memory_bytes": result.get("peak_memory_bytes"),
+            "epochs": by_epoch(metrics),
+        }
+
+
+def settings_of(job: Job, folder: Path) -> Record:
+    """The whole tree as carried out, or as far as it was known, without this machine's paths."""
+    resolved = folder / "resolved.yaml"
+    if resolved.exists():
+        tree: Record = yaml.safe_load(resolved.read_text())
+    else:
+        tree = load_settings(job.entry.recipe, [*job.overrides, f"seed={job.seed}"]).model_dump(mode="json")
+    gone = {"root"} | ({"source"} if Path(tree["data"]["source"]).is_absolute() else set())
+    return tree | {"data": {key: value for key, value in tree["data"].items() if key not in gone}}
+
+
+def figures_of(folder: Path, result: Record, metrics: list[Record]) -> Record:
+    """The last epoch's figures, and under ``evaluate`` those of each protocol."""
+    last = [line for line in metrics if line.get("event") == "monitor"][-1]
+    names = ["knn_k", "knn_temperature", "knn_pixels", "knn_before", *(name for name in last if name not in NOT_TERMS)]
+    figures: Record = {name: result[name] for name in names if name in result}
+    measured: Record = {}
+    for path in sorted((folder / "evaluate").glob("*/result.json")):
+        found = json.loads(path.read_text())
+        told = {key: found[key] for key in ("preset", "selected_on", "best_stage") if key in found}
+        measured[path.parent.name] = {key: short(value) for key, value in found["figures"].items()} | told
+    return figures | ({"evaluate": measured} if measured else {})
+
+
+def by_epoch(metrics: list[Record]) -> list[Record]:
+    """For each epoch the mean of its logged loss terms, and the figures where they were measured."""
+    epochs: dict[int, dict[str, list[float]]] = {}
+    for line in metrics:
+        row = epochs.setdefault(math.ceil(line["epoch"]), {})  # an interval counts for the epoch it ends in
+        for name in line.keys() - set(NOT_TERMS):
+            if math.isfinite(line[name]):
+                row.setdefault(name, []).append(line[name])
+    return [
+        {"epoch": epoch, **{name: short(statistics.mean(row[name])) for name in sorted(row)}}
+        for epoch, row in sorted(epochs.items())
+        if row
+    ]
+
+
+def short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def as_json(record: Record) -> str:
+    """Indented, but with one line for each epoch."""
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in record["epochs"])
+    whole = json.dumps(record | {"epochs": []}, indent=1, ensure_ascii=False)
+    return whole.removesuffix("[]\n}") + f"[\n{rows}\n ]\n}}\n"
+
+
+def line_of(record: Record) -> str:
+    speed = record["images_per_second"]
+    tail = f"{record['seconds']:.0f} s" + (f", {speed:,.0f} images/s" if speed else "")
+    if "error" in record:
+        return f"FAILED after {tail}: {' '.join(record['error'].split())[-200:]}"
+    knn = record["figures"].get("knn")
+    return ("no labels" if knn is None else f"k-NN {knn:.2f} %") + f", {tail}"
+
+
+# All of them.
+
+
+def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
+    """``runner.jobs`` at a time, each as soon as its parent is through; returns those left out."""
+    began = time.monotonic()
+    waiting, running = list(jobs), dict[Future[Record], Job]()
+    with ThreadPoolExecutor(runner.jobs) as pool:
+        try:
+            while waiting or running:
+                left = None if until is None or not waiting else until - (time.monotonic() - began)
+                in_time = left is None or left > 0
+                busy = {job.title for job in (*waiting, *running.values())}
+                ready = [job for job in waiting if in_time and job.parent not in busy]
+                for job in ready[: runner.jobs - len(running)]:
+                    waiting.remove(job)
+                    running[pool.submit(runner.run, job)] = job
+                if not running:
+                    break
+                for future in wait(running, left if in_time else None, FIRST_COMPLETED).done:
+                    del running[future]
+                    future.result()
+        except BaseException:
+            runner.stop()
+            raise
+    return waiting
+
+
+def to_do(runner: Runner, jobs: list[Job]) -> list[Job]:
+    """Those without a finished record, and their parents where the checkpoint to go on from is gone."""
+    wanted = {job.title: job for job in jobs if not runner.finished(job)}
+    by_title = {job.title: job for job in jobs}
+    for job in reversed(jobs):  # children first: a parent's own parent may be needed again as well
+        if job.title not in wanted:
+            record = runner.record(job)
+            assert record is not None
+            same = record["command"] == runner.command(job, (record["from"] or {}).get("step"))
+            print(f"{job.title}: finished before" + ("" if same else ", with another command: remove it to run again"))
+        elif job.parent is not None and job.parent not in wanted and not runner.can_start(job):
+            print(f"{job.parent}: trained again, as {job.title} needs its checkpoint")
+            wanted[job.parent] = by_title[job.parent]
+    return [job for job in jobs if job.title in wanted]
+
+
+def table(runner: Runner, jobs: list[Job]) -> str:
+    width = max(len(job.title) for job in jobs)
+    lines = []
+    for job in jobs:
+        record = runner.record(job)
+        lines.append(f"{job.title:{width}}  {'not run' if record is None else line_of(record)}")
+    return "\n".join(lines)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Train and measure the runs of a group of the plan.")
+    parser.add_argument("group")
+    parser.add_argument("runs", nargs="*", help="by default all of the group")
+    parser.add_argument("--seeds", default="", help="such as 0,1; by default the group's")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "cifar10", help="where the run folders lie")
+    parser.add_argument("--out", type=Path, default=RECORDS, help="where the records go")
+    parser.add_argument("--set", default="", help='overrides of every run, "key=value …"')
+    parser.add_argument("--until", type=float, help="start nothing new after so many seconds")
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    given = parser.parse_intermixed_args(words)
+    try:
+        if given.jobs < 1:
+            raise UserError(f"--jobs {given.jobs}: at least 1")
+        if not re.fullmatch(r"(\d+(,\d+)*)?", given.seeds):
+            raise UserError(f"--seeds {given.seeds}: numbers with commas, such as 0,1")
+        seeds = [int(seed) for seed in given.seeds.split(",") if seed]
+        jobs = jobs_of(read_plan(given.plan), given.group, given.runs, seeds, shlex.split(given.set))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    runner = Runner(given.work.absolute(), given.out, given.jobs)
+    try:
+        left = run_all(runner, to_do(runner, jobs), given.until)
+    except KeyboardInterrupt:
+        print("interrupted; the same call continues", file=sys.stderr)
+        return 130
+    if left:
+        print(f"left out, as {given.until:.0f} s are over: {', '.join(job.title for job in left)}")
+    print(table(runner, jobs))
+    return int(any("error" in (runner.record(job) or {}) for job in jobs))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(main())

@@ -1,0 +1,444 @@
+"""Writes docs/results.md and its plots from the records that benchmarks/cifar10.py leaves in results/cifar10.
+
+python benchmarks/cifar10_page.py            rewrite the page and its plots
+python benchmarks/cifar10_page.py --check    fail if the page is not what the records say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from cifar10 import PLAN, RECORDS, ROOT, Group, Record, read_plan
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy.stats import t as student  # type: ignore[import-untyped]
+
+from interclr.evaluate.plots import STYLE
+
+MAIN, INTER = "main", "-interclr"
+BARS = {"mocov2": 84.0, "mocov2-interclr": 86.0, "byol": 87.0, "byol-interclr": 89.0}  # k-NN, asked for at least
+CONTEXT = (
+    # method, lightly's k-NN: batch 128 for 200 epochs, batch 512 for 800; solo-learn's linear probe: 1,000 epochs
+    ("MoCo v2", 83.8, 89.9, 92.94),
+    ("BYOL", 86.9, 91.0, 92.58),
+)
+Measure = Callable[[Record], float | None]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished records of one group, by run and seed, runs in the order of the plan."""
+
+    group: str
+    baseline: str  # the plan's first run, finished or not
+    runs: dict[str, dict[int, Record]]
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for by_seed in self.runs.values() for record in by_seed.values()]
+
+    def values(self, run: str, measure: Measure) -> dict[int, float]:
+        found = {seed: measure(record) for seed, record in self.runs.get(run, {}).items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def cell(self, run: str, measure: Measure, form: str = ".2f") -> str:
+        return spread(list(self.values(run, measure).values()), form)
+
+    def differences(self, run: str, baseline: str, measure: Measure) -> list[float]:
+        """``run`` minus ``baseline`` for every seed that both have."""
+        mine, other = self.values(run, measure), self.values(baseline, measure)
+        return [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
+
+    @property
+    def pairs(self) -> list[str]:
+        """Methods of which both ways have finished runs."""
+        return [run for run in self.runs if f"{run}{INTER}" in self.runs]
+
+
+# Figures of a record.
+
+
+def figure(name: str) -> Measure:
+    return lambda record: record["figures"].get(name)
+
+
+def protocol(name: str, key: str) -> Measure:
+    return lambda record: record["figures"].get("evaluate", {}).get(name, {}).get(key)
+
+
+def field(name: str, scale: float = 1.0) -> Measure:
+    return lambda record: None if record[name] is None else record[name] / scale
+
+
+KNN, LINEAR = figure("knn"), protocol("linear", "top1")
+
+
+# Numbers as text.
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Mean ± standard deviation; the latter only of two or more."""
+    if not values:
+        return "–"
+    return f"{statistics.mean(values):{form}} ± " + (f"{statistics.stdev(values):{form}}" if len(values) > 1 else "–")
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def change(values: Sequence[float]) -> str:
+    """Mean ± standard error of paired differences."""
+    if not values:
+        return "–"
+    error = standard_error(values)
+    return f"{statistics.mean(values):+.2f} ± " + ("–" if error is None else f"{error:.2f}")
+
+
+def beyond(values: Sequence[float]) -> str:
+    error = standard_error(values)
+    if error is None:
+        return "–"
+    return "yes" if abs(statistics.mean(values)) > 2 * error else "no"
+
+
+def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def one_line(text: str, length: int) -> str:
+    text = " ".join(text.split()).replace("|", "\\|")
+    return text if len(text) <= length else f"… {text[-length:]}"
+
+
+def either(values: Iterable[Any]) -> str:
+    return " or ".join(str(value) for value in dict.fromkeys(values))
+
+
+def conditions(results: Results) -> list[str]:
+    """What the figures of a group are measured on and by, and what they should not be read as."""
+    records = results.records
+    places = (
+        f"{record['settings']['data']['hold_out']:,} held-out training images, not the test set"
+        if record["measured_on"] == "held-out"
+        else "the test set"
+        for record in records
+    )
+    k = either(record["figures"].get("knn_k") for record in records)
+    temperature = either(record["figures"].get("knn_temperature") for record in records)
+    epochs = either(record["settings"]["schedule"]["epochs"] for record in records)
+    seeds = either(len(by_seed) for by_seed in results.runs.values())
+    lines = [
+        f"Measured on {either(places)}, at the last epoch of {epochs}. k-NN in percent, k = {k}, T = {temperature}. "
+        f"Seeds: {seeds}; ± is the standard deviation over them."
+    ]
+    for run, by_seed in results.runs.items():
+        if len({tuple(record["overrides"]) for record in by_seed.values()}) > 1:
+            lines.append(f"The seeds of {run} were run with different settings: their mean means little.")
+    return [*lines, ""]
+
+
+# Sections.
+
+
+def main_section(results: Results) -> list[str]:
+    lines = ["## With and without the inter branch", "", *conditions(results)]
+    table = []
+    for run in results.runs:
+        knn = list(results.values(run, KNN).values())
+        bar = BARS.get(run)
+        verdict = ""
+        if bar is not None and knn:
+            verdict = f"≥ {bar:g}: " + ("reached" if statistics.mean(knn) >= bar else "missed")
+        table.append((run, str(len(results.runs[run])), spread(knn, ".2f"), verdict, results.cell(run, LINEAR)))
+    lines += rows_of(("run", "seeds", "k-NN", "k-NN asked for", "linear"), table)
+    lines += [
+        "Linear: top-1 in percent of a linear probe on frozen features; stage and learning rate are chosen on a tenth",
+        "of the training images.",
+        "",
+    ]
+    lines += _paired(results)
+    lines += _context()
+    lines += _low_labels(results)
+    return lines + _curves(results)
+
+
+def _paired(results: Results) -> list[str]:
+    table, seeds = [], 0
+    for method in results.pairs:
+        knn, linear = (results.differences(f"{method}{INTER}", method, of) for of in (KNN, LINEAR))
+        seeds = max(seeds, len(knn))
+        table.append((method, str(len(knn)), change(knn), beyond(knn), change(linear), beyond(linear)))
+    if not table:
+        return []
+    header = ("method", "common seeds", "k-NN", "beyond 2 s.e.", "linear", "beyond 2 s.e.")
+    lines = ["InterCLR minus plain, seed by seed, in points; ± is the standard error of the mean difference:", ""]
+    lines += rows_of(header, table)
+    if seeds > 1:
+        chance = 2 * float(student.sf(2, seeds - 1))
+        lines += [
+            f"With {seeds} seeds, where there is no difference at all, chance alone goes beyond two standard errors in "
+            f"{100 * chance:.0f} % of cases (Student's t).",
+            "",
+        ]
+    return lines
+
+
+def _context() -> list[str]:
+    header = (
+        *("method", "lightly k-NN, batch 128, 200 epochs", "lightly k-NN, batch 512, 800 epochs"),
+        "solo-learn linear, 1,000 epochs",
+    )
+    return [
+        "Published by others, for orientation (ResNet-18; other views and schedules). lightly's are the maximum over",
+        "all epochs on the test set, ours are the last epoch's:",
+        "",
+        *rows_of(header, ((name, *(str(value) for value in values)) for name, *values in CONTEXT)),
+    ]
+
+
+def _low_labels(results: Results) -> list[str]:
+    names = {
+        (name, key): None
+        for record in results.records
+        for name in ("low-shot", "semi-supervised")
+        for key in record["figures"].get("evaluate", {}).get(name, {})
+        if key.startswith("top1@") and not key.endswith("_std")
+    }
+    if not names:
+        return []
+    columns = [protocol(name, key) for name, key in names]
+    table = [(run, *(results.cell(run, column) for column in columns)) for run in results.runs]
+    for method in results.pairs:
+        differences = (results.differences(f"{method}{INTER}", method, column) for column in columns)
+        table.append((f"{method}: difference", *(change(each) for each in differences)))
+    titles = (
+        f"{key.removeprefix('top1@')}{' per class' if name == 'low-shot' else ', fine-tuned'}" for name, key in names
+    )
+    return [
+        "## Few labels",
+        "",
+        "Top-1 in percent on the test set. Images per class: linear SVMs on frozen features, mean of the draws. Shares",
+        "of the training set: the whole network fine-tuned. Differences are InterCLR minus plain ± standard error.",
+        "",
+        *rows_of(("run", *titles), table),
+    ]
+
+
+def _curves(results: Results) -> list[str]:
+    return [
+        "## k-NN over the epochs",
+        "",
+        f"![k-NN over the epochs](images/{picture_of(results)})",
+        "",
+        "Lines are means over seeds, bands reach from the lowest to the highest.",
+        "",
+    ]
+
+
+def group_section(results: Results) -> list[str]:
+    """Every run of a group beside its first."""
+    baseline = results.baseline
+    table = [
+        (
+            run,
+            str(len(by_seed)),
+            results.cell(run, KNN),
+            "baseline" if run == baseline else change(results.differences(run, baseline, KNN)),
+            results.cell(run, figure("purity"), ".3f"),
+            results.cell(run, field("seconds"), ".0f"),
+            either(note_of(record) for record in by_seed.values()),
+        )
+        for run, by_seed in results.runs.items()
+    ]
+    header = ("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "purity", "seconds", "note")
+    lines = [f"## {results.group}", "", *conditions(results), *rows_of(header, table)]
+    if compared(results):
+        lines += [f"![k-NN minus that of {baseline}](images/{picture_of(results)})", ""]
+    return lines
+
+
+def note_of(record: Record) -> str:
+    start = record["from"]
+    continued = f"continues {start['run']} from epoch {start['epoch']}" if start else ""
+    return "; ".join(part for part in (one_line(record["note"], 200), continued) if part)
+
+
+def compared(results: Results) -> dict[str, list[float]]:
+    """k-NN differences to the baseline, of the runs that share a seed with it."""
+    others = {run: results.differences(run, results.baseline, KNN) for run in results.runs if run != results.baseline}
+    return {run: values for run, values in others.items() if values}
+
+
+def cost_section(groups: list[Results]) -> list[str]:
+    table = []
+    for results in groups:
+        for run, by_seed in results.runs.items():
+            records = list(by_seed.values())
+            where = either(f"{record['machine']}, torch {record['versions']['torch']}" for record in records)
+            memory = results.cell(run, field("peak_memory_bytes", 1e9))
+            table.append(
+                (
+                    *(results.group, run, str(len(records)), results.cell(run, field("images_per_second"), ",.0f")),
+                    *(results.cell(run, field("seconds"), ".0f"), results.cell(run, field("compile_seconds"), ".0f")),
+                    *(memory, either(record["jobs"] for record in records), where),
+                    either(commit_of(record) for record in records),
+                )
+            )
+    header = (
+        *("group", "run", "seeds", "images/s", "seconds", "of those compiling", "peak memory, GB", "at a time"),
+        *("machine", "commit"),
+    )
+    return [
+        "## Time and memory",
+        "",
+        "Training with its k-NN measurements, without the protocols afterwards. As many runs as `at a time` says",
+        "shared the machine. The seconds of a run that continues another include that one's up to there.",
+        "",
+        *rows_of(header, table),
+    ]
+
+
+def commit_of(record: Record) -> str:
+    name, *changes = (record["commit"] or "?").split(maxsplit=1)
+    return " ".join((name[:7], *changes))
+
+
+def failed_section(failed: list[Record]) -> list[str]:
+    table = (
+        (record["group"], record["name"], str(record["seed"]), record["date"][:10], one_line(record["error"], 300))
+        for record in failed
+    )
+    return ["## Runs that failed", "", *rows_of(("group", "run", "seed", "date", "error"), table)]
+
+
+# Plots.
+
+
+def picture_of(results: Results) -> str:
+    return f"cifar10-{results.group}.png"
+
+
+@contextmanager
+def drawing(path: Path, columns: int = 1, width: float = 6.4, height: float = 4.2) -> Iterator[list[Axes]]:
+    """A PNG that is the same file whenever the same is drawn."""
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(width * columns, height), layout="constrained")
+        FigureCanvasAgg(drawn)
+        yield list(drawn.subplots(1, columns, squeeze=False).flat)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def draw_curves(results: Results, path: Path) -> None:
+    methods = [run for run in results.runs if run.removesuffix(INTER) not in results.pairs or run in results.pairs]
+    with drawing(path, columns=len(methods), width=4.4, height=3.6) as panels:
+        for axes, method in zip(panels, methods, strict=True):
+            for number, run in enumerate((method, f"{method}{INTER}")):
+                if run in results.runs:
+                    _curve(axes, list(results.runs[run].values()), run, f"C{number}")
+            axes.set_xlabel("epoch")
+            axes.set_ylabel("k-NN, %")
+            axes.legend(loc="lower right")
+
+
+def _curve(axes: Axes, records: list[Record], label: str, colour: str) -> None:
+    found = [{row["epoch"]: row["knn"] for row in record["epochs"] if "knn" in row} for record in records]
+    epochs = sorted(set.intersection(*(set(each) for each in found)))
+    values = [[each[epoch] for each in found] for epoch in epochs]
+    axes.plot(epochs, [statistics.mean(row) for row in values], label=label, color=colour)
+    axes.fill_between(
+        epochs, [min(row) for row in values], [max(row) for row in values], color=colour, alpha=0.2, linewidth=0
+    )
+
+
+def draw_differences(results: Results, path: Path) -> None:
+    shown = compared(results)
+    if not shown:
+        return
+    with drawing(path, width=7.0, height=1.2 + 0.32 * len(shown)) as (axes,):
+        errors = [standard_error(values) or 0.0 for values in shown.values()]
+        axes.barh(list(shown), [statistics.mean(values) for values in shown.values()], xerr=errors)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.invert_yaxis()  # from top to bottom as in the table
+        axes.set_xlabel(f"k-NN minus that of {results.baseline}, points")
+
+
+# The page.
+
+
+def read_records(folder: Path) -> list[Record]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("**/*.json"))]
+
+
+def arranged(records: list[Record], plan: dict[str, Group]) -> list[Results]:
+    """Finished records in the order of the plan; what the plan no longer has comes last."""
+    groups: list[Results] = []
+    for group in dict.fromkeys([*plan, *(record["group"] for record in records)]):
+        mine = [record for record in records if record["group"] == group]
+        planned = plan[group].runs if group in plan else {}
+        runs: dict[str, dict[int, Record]] = {}
+        for name in dict.fromkeys([*planned, *(record["name"] for record in mine)]):
+            by_seed = {record["seed"]: record for record in mine if record["name"] == name}
+            if by_seed:
+                runs[name] = dict(sorted(by_seed.items()))
+        if runs:
+            groups.append(Results(group, next(iter(planned or runs)), runs))
+    return groups
+
+
+def page(groups: list[Results], failed: list[Record], plan: dict[str, Group]) -> str:
+    lines = [
+        "# Results on CIFAR-10",
+        "",
+        "Written by `benchmarks/cifar10_page.py` from the records in `results/cifar10`: one for each run, with its",
+        "settings, figures of every epoch and the command that repeats it. `benchmarks/cifar10.yaml` lists the runs,",
+        "`python benchmarks/cifar10.py GROUP` makes them. None is left out: those that failed stand at the end.",
+        "",
+    ]
+    missing = [group for group in plan if group not in {results.group for results in groups}]
+    if missing:
+        lines += [f"Groups of the plan without finished runs yet: {', '.join(missing)}.", ""]
+    for results in groups:
+        lines += (main_section if results.group == MAIN else group_section)(results)
+    if groups:
+        lines += cost_section(groups)
+    if failed:
+        lines += failed_section(failed)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write docs/results.md from the records of the CIFAR-10 runs.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is another")
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md", help="plots go to images/ beside it")
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    given = parser.parse_args(words)
+    plan, records = read_plan(given.plan), read_records(given.records)
+    groups = arranged([record for record in records if "error" not in record], plan)
+    text = page(groups, [record for record in records if "error" in record], plan)
+    if given.check:
+        return int(not given.page.exists() or given.page.read_text() != text)
+    given.page.parent.mkdir(parents=True, exist_ok=True)
+    given.page.write_text(text)
+    for results in groups:
+        draw = draw_curves if results.group == MAIN else draw_differences
+        draw(results, given.page.parent / "images" / picture_of(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,370 @@
+"""BatchNorm of parts of a batch with what follows it (the residual, the ReLU), in two passes each way.
+
+Memory decides here, so the count of passes over an activation is what these kernels save. Forward: one read for the
+sums, then one read and one write. Backward: the gradients of the two uses of an output (the next convolution, the skip
+connection) are added while they are read; whether the ReLU let a value through is worked out again from BatchNorm's
+input, or read from the output where a residual was added.
+
+Rows (images × places) go to as many programs as keep the device busy; their sums lie side by side and are added in a
+fixed order, so results are repeatable: no atomics. The first pass walks from the end to the start and the second back,
+so that each meets what is still in the cache.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHANNELS = 64  # of a tile
+SUM_ROWS, UNROLL = 32, 4  # of a tile of the first pass; tiles in flight
+APPLY_ROWS = 128  # of a tile of the second pass: a program has one
+PROGRAMS = 4  # of the first pass per multiprocessor
+WARPS = 8
+FEW = 16  # channels of a program that adds sums up
+
+
+class Normalised(NamedTuple):
+    output: Tensor  # like the input
+    mean: Tensor  # (parts, C) float32
+    variance: Tensor  # (parts, C) float32
+
+
+class Gradients(NamedTuple):
+    input: Tensor  # like the input
+    residual: Tensor | None  # the gradient before BatchNorm, where there was a residual
+    weight: Tensor  # (C,) float32
+    bias: Tensor  # (C,) float32
+
+
+def normalise(
+    x: Tensor,  # (R, C) rows in memory one after the other
+    parts: int,
+    views: int,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    batches: Tensor,  # 0-d, counts the views that have passed
+    momentum: float,
+    eps: float,
+    residual: Tensor | None,
+    relu: bool,
+) -> Normalised:
+    """relu(norm(x) + residual). The running statistics follow the views in turn, the mean over the parts of each."""
+    plan = _plan(x, parts)
+    sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
+    _sums[plan.sum_grid](x, sums, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, num_warps=WARPS)
+    mean, variance = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
+    _moments[plan.add_grid](x, sums, mean, variance, *plan.sizes, parts, FEW, plan.padded, num_warps=4)
+    output = torch.empty_like(x)
+    _apply[plan.apply_grid](
+        x, x if residual is None else residual, output, mean, variance, weight, bias, running_mean, running_var,
+        batches, momentum, eps, *plan.sizes[:2], APPLY_ROWS, plan.wide, plan.even, parts, views, residual is not None,
+        relu, num_warps=WARPS,
+    )  # fmt: skip
+    return Normalised(output, mean, variance)
+
+
+def normalise_backward(
+    first: Tensor,  # (R, C) gradient of the output
+    second: Tensor | None,  # the gradient of another use of the output
+    x: Tensor,
+    output: Tensor | None,  # where there was a residual: what tells which values the ReLU let through
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    relu: bool,
+) -> Gradients:
+    parts, residual = len(mean), output is not None
+    plan = _plan(x, parts)
+    sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
+    before = torch.empty_like(x) if residual else first
+    _backward_sums[plan.sum_grid](
+        first, x if second is None else second, x, x if output is None else output, before, sums, mean, variance,
+        weight, bias, eps, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, second is not None, residual, relu,
+        num_warps=WARPS,
+    )  # fmt: skip
+    totals = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
+    _backward_moments[plan.add_grid](sums, totals, *plan.sizes[1:], parts, FEW, plan.padded, num_warps=4)
+    gradient = torch.empty_like(x)
+    weight_gradient, bias_gradient = torch.empty_like(weight), torch.empty_like(bias)
+    two = second is not None and not residual  # else they have been added already
+    _backward_apply[plan.apply_grid](
+        before, second if two else x, x, gradient, totals, mean, variance, weight, bias, weight_gradient, bias_gradient,
+        eps, *plan.sizes[:2], APPLY_ROWS, plan.wide, plan.even, parts, two, relu and not residual, num_warps=WARPS,
+    )  # fmt: skip
+    return Gradients(gradient, before if residual else None, weight_gradient, bias_gradient)
+
+
+class _Plan(NamedTuple):
+    sum_grid: tuple[int, int, int]  # programs of a part, parts, blocks of channels
+    add_grid: tuple[int, int]
+    apply_grid: tuple[int, int, int]
+    programs: int
+    padded: int  # programs, as a power of two
+    sizes: tuple[int, int, int]  # rows of a part, channels, programs
+    wide: int  # channels of a tile
+    even: bool  # tiles fit without a rest
+
+
+def _plan(x: Tensor, parts: int) -> _Plan:
+    rows, channels = x.shape[0] // parts, x.shape[1]
+    assert x.is_contiguous(), "rows must lie one after the other"
+    assert rows * parts == x.shape[0], f"{x.shape[0]} rows are not {parts} equal parts"
+    wide = min(CHANNELS, triton.next_power_of_2(channels))
+    blocks = triton.cdiv(channels, wide)
+    wanted = triton.cdiv(PROGRAMS * _multiprocessors(x.device), parts * blocks)
+    programs = max(1, min(wanted, triton.cdiv(rows, SUM_ROWS * UNROLL)))
+    even = rows % (SUM_ROWS * UNROLL) == 0 and rows % APPLY_ROWS == 0 and channels % wide == 0
+    return _Plan(
+        (programs, parts, blocks),
+        (triton.cdiv(channels, FEW), parts),
+        (triton.cdiv(rows, APPLY_ROWS), parts, blocks),
+        programs,
+        triton.next_power_of_2(programs),
+        (rows, channels, programs),
+        wide,
+        even,
+    )
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@triton.jit
+def _place(tile, base, rows, channels, column, HIGH: tl.constexpr):
+    """Offsets (HIGH, WIDE) of a tile, and which of them exist."""
+    row = tile * HIGH + tl.arange(0, HIGH)
+    return (base + row)[:, None] * channels + column[None, :], (row < rows)[:, None] & (column < channels)[None, :]
+
+
+@triton.jit
+def _read(pointer, offset, inside, EVEN: tl.constexpr):
+    if EVEN:
+        return tl.load(pointer + offset).to(tl.float32)
+    return tl.load(pointer + offset, inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _write(pointer, offset, inside, value, EVEN: tl.constexpr):
+    if EVEN:
+        tl.store(pointer + offset, value.to(pointer.dtype.element_ty))
+    else:
+        tl.store(pointer + offset, value.to(pointer.dtype.element_ty), inside)
+
+
+@triton.jit
+def _write_sums(sums, one, two, part, program, parts, programs, channels, column):
+    at = (part * programs + program) * channels + column
+    tl.store(sums + at, one, column < channels)
+    tl.store(sums + parts * programs * channels + at, two, column < channels)
+
+
+@triton.jit
+def _add_up(sums, part, parts, programs, channels, column, PADDED: tl.constexpr):
+    """Both sums of a part over its programs, in a fixed order."""
+    program = tl.arange(0, PADDED)
+    at = (part * programs + program)[:, None] * channels + column[None, :]
+    there = (program < programs)[:, None] & (column < channels)[None, :]
+    one = tl.sum(tl.load(sums + at, there, other=0.0), axis=0)
+    two = tl.sum(tl.load(sums + parts * programs * channels + at, there, other=0.0), axis=0)
+    return one, two
+
+
+@triton.jit
+def _away(x, start, tile, base, rows, channels, column, HIGH: tl.constexpr, EVEN: tl.constexpr):
+    offset, inside = _place(tile, base, rows, channels, column, HIGH)
+    value = _read(x, offset, inside, EVEN) - start[None, :]
+    return value if EVEN else tl.where(inside, value, 0.0)
+
+
+@triton.jit
+def _sums(
+    x, sums, rows, channels, programs,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Σ (x − s) and Σ (x − s)² with s the part's first row: near enough to the mean that nothing cancels."""
+    program, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    base = part.to(tl.int64) * rows
+    start = tl.load(x + base * channels + column, column < channels, other=0.0).to(tl.float32)
+    one = tl.zeros((HIGH, WIDE), tl.float32)
+    two = tl.zeros((HIGH, WIDE), tl.float32)
+    tl.static_assert(UNROLL == 4)
+    group = tl.cdiv(rows, HIGH * UNROLL) - 1 - program
+    while group >= 0:  # for loops with such bounds are too much for the interpreter
+        a = _away(x, start, group * UNROLL, base, rows, channels, column, HIGH, EVEN)
+        b = _away(x, start, group * UNROLL + 1, base, rows, channels, column, HIGH, EVEN)
+        c = _away(x, start, group * UNROLL + 2, base, rows, channels, column, HIGH, EVEN)
+        d = _away(x, start, group * UNROLL + 3, base, rows, channels, column, HIGH, EVEN)
+        one += (a + b) + (c + d)
+        two += (a * a + b * b) + (c * c + d * d)
+        group -= programs
+    _write_sums(sums, tl.sum(one, axis=0), tl.sum(two, axis=0), part, program, parts, programs, channels, column)
+
+
+@triton.jit
+def _moments(
+    x, sums, means, variances, rows, channels, programs, parts, WIDE: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    """Mean and variance of a part."""
+    column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    part = tl.program_id(1)
+    known = column < channels
+    start = tl.load(x + part.to(tl.int64) * rows * channels + column, known, other=0.0).to(tl.float32)
+    one, two = _add_up(sums, part, parts, programs, channels, column, PADDED)
+    away = one / rows
+    tl.store(means + part * channels + column, start + away, known)
+    tl.store(variances + part * channels + column, tl.maximum(two / rows - away * away, 0.0), known)
+
+
+@triton.jit
+def _run_on(
+    means, variances, running_mean, running_var, batches, momentum, rows, channels, column,
+    PARTS: tl.constexpr, VIEWS: tl.constexpr,
+):  # fmt: skip
+    """Let the running statistics follow the views in turn."""
+    known = column < channels
+    mean = tl.load(running_mean + column, known, other=0.0)
+    variance = tl.load(running_var + column, known, other=0.0)
+    for view in tl.static_range(VIEWS):
+        new_mean = tl.zeros_like(mean)
+        new_variance = tl.zeros_like(variance)
+        for split in tl.static_range(PARTS // VIEWS):
+            at = (view * (PARTS // VIEWS) + split) * channels + column
+            new_mean += tl.load(means + at, known, other=0.0)
+            new_variance += tl.load(variances + at, known, other=0.0)
+        mean += momentum * (new_mean * (VIEWS / PARTS) - mean)
+        variance += momentum * (new_variance * (VIEWS / PARTS) * (rows / tl.maximum(rows - 1, 1)) - variance)
+    tl.store(running_mean + column, mean, known)
+    tl.store(running_var + column, variance, known)
+    if tl.program_id(2) == 0:
+        tl.store(batches, tl.load(batches) + VIEWS)
+
+
+@triton.jit
+def _apply(
+    x, residual, output, means, variances, weight, bias, running_mean, running_var, batches, momentum, eps,
+    rows, channels, HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+    PARTS: tl.constexpr, VIEWS: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(1)
+    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    offset, inside = _place(tl.program_id(0), part.to(tl.int64) * rows, rows, channels, column, HIGH)
+    value = _read(x, offset, inside, EVEN)
+    if RESIDUAL:
+        other = _read(residual, offset, inside, EVEN)
+    _, _, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
+    value = value * scale[None, :] + shift[None, :]
+    if RESIDUAL:
+        value += other
+    if RELU:
+        value = tl.where(value <= 0, 0.0, value)  # so that NaN stays NaN
+    _write(output, offset, inside, value, EVEN)
+    if tl.program_id(0) == 0 and part == 0:
+        _run_on(
+            means, variances, running_mean, running_var, batches, momentum, rows, channels, column, PARTS, VIEWS
+        )  # fmt: skip
+
+
+@triton.jit
+def _line(means, variances, weight, bias, eps, part, channels, column):
+    """BatchNorm of a part as a line in x: mean, 1/σ, slope, level."""
+    known = column < channels
+    mean = tl.load(means + part * channels + column, known, other=0.0)
+    deviation = tl.rsqrt(tl.load(variances + part * channels + column, known, other=0.0) + eps)
+    scale = tl.load(weight + column, known, other=0.0) * deviation
+    return mean, deviation, scale, tl.load(bias + column, known, other=0.0) - mean * scale
+
+
+@triton.jit
+def _gradient(
+    first, second, output, before, value, scale, shift, offset, inside,
+    EVEN: tl.constexpr, TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """The gradient behind the ReLU; with a residual it is also that one's, and is written."""
+    gradient = _read(first, offset, inside, EVEN)
+    if TWO:
+        gradient += _read(second, offset, inside, EVEN)
+    if RELU:
+        passed = _read(output, offset, inside, EVEN) if RESIDUAL else value * scale[None, :] + shift[None, :]
+        gradient = tl.where(passed <= 0, 0.0, gradient)
+    if RESIDUAL:
+        _write(before, offset, inside, gradient, EVEN)
+        gradient = gradient.to(before.dtype.element_ty).to(tl.float32)  # as the second pass will read it
+    return gradient
+
+
+@triton.jit
+def _backward_sums(
+    first, second, x, output, before, sums, means, variances, weight, bias, eps, rows, channels, programs,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
+    TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """Σ g and Σ g·x̂ of the gradient g behind the ReLU."""
+    program, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    base = part.to(tl.int64) * rows
+    mean, deviation, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
+    one = tl.zeros((HIGH, WIDE), tl.float32)
+    two = tl.zeros((HIGH, WIDE), tl.float32)
+    group = tl.cdiv(rows, HIGH * UNROLL) - 1 - program
+    while group >= 0:
+        for turn in tl.static_range(0, UNROLL, 2):
+            at, there = _place(group * UNROLL + turn, base, rows, channels, column, HIGH)
+            after, thither = _place(group * UNROLL + turn + 1, base, rows, channels, column, HIGH)
+            a, b = _read(x, at, there, EVEN), _read(x, after, thither, EVEN)
+            f = _gradient(first, second, output, before, a, scale, shift, at, there, EVEN, TWO, RESIDUAL, RELU)
+            g = _gradient(first, second, output, before, b, scale, shift, after, thither, EVEN, TWO, RESIDUAL, RELU)
+            one += f + g
+            two += f * (a - mean[None, :]) + g * (b - mean[None, :])
+        group -= programs
+    _write_sums(
+        sums, tl.sum(one, axis=0), tl.sum(two, axis=0) * deviation, part, program, parts, programs, channels, column
+    )
+
+
+@triton.jit
+def _backward_moments(sums, totals, channels, programs, parts, WIDE: tl.constexpr, PADDED: tl.constexpr):
+    """Σ g and Σ g·x̂ of a part."""
+    column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    part = tl.program_id(1)
+    one, two = _add_up(sums, part, parts, programs, channels, column, PADDED)
+    tl.store(totals + part * channels + column, one, column < channels)
+    tl.store(totals + (parts + part) * channels + column, two, column < channels)
+
+
+@triton.jit
+def _backward_apply(
+    first, second, x, result, totals, means, variances, weight, bias, weight_gradient, bias_gradient, eps,
+    rows, channels, HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+    PARTS: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """γ/σ · (g − mean of g − x̂ · mean of g·x̂)."""
+    part = tl.program_id(1)
+    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    known = column < channels
+    offset, inside = _place(tl.program_id(0), part.to(tl.int64) * rows, rows, channels, column, HIGH)
+    value = _read(x, offset, inside, EVEN)
+    mean, deviation, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
+    gradient = _gradient(first, second, x, result, value, scale, shift, offset, inside, EVEN, TWO, False, RELU)
+    one = tl.load(totals + part * channels + column, known, other=0.0)
+    two = tl.load(totals + (PARTS + part) * channels + column, known, other=0.0)
+    slope = two / rows * deviation * scale
+    level = one / rows * scale - slope * mean
+    _write(result, offset, inside, gradient * scale[None, :] - value * slope[None, :] - level[None, :], EVEN)
+    if tl.program_id(0) == 0 and part == 0:
+        for other in tl.static_range(1, PARTS):
+            one += tl.load(totals + other * channels + column, known, other=0.0)
+            two += tl.load(totals + (PARTS + other) * channels + column, known, other=0.0)
+        tl.store(weight_gradient + column, two, known)
+        tl.store(bias_gradient + column, one, known)

@@ -1,0 +1,147 @@
+"""A torchvision ResNet whose BatchNorms, ReLUs and skip connections run as two kernels a layer and direction.
+
+Same modules, same names, same function. What is left between the convolutions is bound by memory, and the kernels of
+``kernels/norm.py`` pass over it as few times as can be; a compiler needs a minute or two and more passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+from interclr.models.fused_norm import FusedBatchNorm
+from interclr.models.split_norm import PLAIN, SplitBatchNorm
+
+MOST_CHANNELS = 128  # of a stem that a tile of our kernel holds
+
+
+class FusedResNet(ResNet):  # type: ignore[misc]
+    """Only the forward pass of training differs from torchvision's; see ``fuse``."""
+
+    def _forward_impl(self, images: Tensor) -> Tensor:
+        if not self.training or not self.bn1.fits(images):
+            output: Tensor = super()._forward_impl(images)
+            return output
+        convolve = _Convolutions(self, images.device.type)
+        x, skip = self.bn1.fused(convolve(self.conv1, images), relu=True)
+        if not isinstance(self.maxpool, nn.Identity):
+            x = skip = self.maxpool(x)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in stage.children():
+                x, skip = _block(block, convolve, x, skip)
+        return torch.flatten(self.avgpool(x), 1)
+
+
+def _block(block: Any, convolve: _Convolutions, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` and ``skip`` are one tensor twice, once for each use: their gradients are added where they are read."""
+    if block.downsample is not None:
+        skip, _ = block.downsample[1].fused(convolve(block.downsample[0], skip))
+    x, _ = block.bn1.fused(convolve(block.conv1, x), relu=True)
+    last, norm = block.conv2, block.bn2
+    if isinstance(block, Bottleneck):
+        x, _ = block.bn2.fused(convolve(block.conv2, x), relu=True)
+        last, norm = block.conv3, block.bn3
+    both: tuple[Tensor, Tensor] = norm.fused(convolve(last, x), skip, relu=True)
+    return both
+
+
+class _Convolutions:
+    """A network's convolutions in autocast's precision, all weights (and later their gradients) cast in one go."""
+
+    def __init__(self, network: nn.Module, device: str) -> None:
+        layers = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+        weights = tuple(layer.weight for layer in layers)
+        if torch.is_autocast_enabled(device):
+            weights = _Cast.apply(torch.get_autocast_dtype(device), *weights)  # type: ignore[no-untyped-call]
+        self.weights = dict(zip(layers, weights, strict=True))
+
+    def __call__(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+        if _is_small_stem(layer, x, self.weights[layer]):
+            stem: Tensor = _Stem.apply(x, self.weights[layer], layer.stride[0])  # type: ignore[no-untyped-call]
+            return stem
+        return F.conv2d(
+            x, self.weights[layer], layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups
+        )  # fmt: skip
+
+
+def _is_small_stem(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
+    """3×3 over colours in half precision, for which ``kernels/stem.py`` is made."""
+    shape = (layer.in_channels, layer.kernel_size, layer.padding, layer.dilation, layer.groups)
+    fits = shape == (3, (3, 3), (1, 1), (1, 1), 1) and layer.bias is None and layer.out_channels <= MOST_CHANNELS
+    half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype and not x.requires_grad
+    last = all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    return fits and half and last and layer.stride[0] == layer.stride[1]
+
+
+class _Stem(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        from interclr.kernels.stem import convolve
+
+        ctx.save_for_backward(x)
+        ctx.stride, ctx.dtype = stride, weight.dtype
+        return convolve(x, weight, stride)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        from interclr.kernels.stem import weight_gradient
+
+        (x,) = ctx.saved_tensors
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        return None, weight_gradient(x, gradient, ctx.stride).to(ctx.dtype), None
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        return _cast(weights, [dtype] * len(weights))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, *_cast(gradients, ctx.dtypes)
+
+
+def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+    results = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    torch._foreach_copy_(results, list(tensors))
+    return tuple(results)
+
+
+def fuse(module: nn.Module) -> bool:
+    """Make every ResNet below ``module`` a fused one. False, and nothing done, where there is something else in it."""
+    networks = [m for m in module.modules() if isinstance(m, ResNet)]
+    inside = {id(m) for network in networks for m in network.modules()}
+    if not networks or not all(_known(network) for network in networks):
+        return False
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and type(m) not in PLAIN for m in module.modules()):
+        return False
+    if any(isinstance(m, nn.Conv2d) and id(m) not in inside for m in module.modules()):
+        return False
+    _take_over_norms(module)
+    for network in networks:
+        network.__class__ = FusedResNet
+    return True
+
+
+def _known(network: ResNet) -> bool:
+    stages = (network.layer1, network.layer2, network.layer3, network.layer4)
+    blocks = [block for stage in stages for block in stage.children()]
+    return isinstance(network.bn1, (*PLAIN, SplitBatchNorm)) and all(
+        type(block) in (BasicBlock, Bottleneck) and isinstance(block.bn1, (*PLAIN, SplitBatchNorm)) for block in blocks
+    )
+
+
+def _take_over_norms(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, PLAIN) and type(child) in PLAIN:
+            setattr(module, name, FusedBatchNorm(child, splits=1))
+        elif type(child) is SplitBatchNorm:
+            child.__class__ = FusedBatchNorm
+        else:
+            _take_over_norms(child)

@@ -1,0 +1,80 @@
+"""Run by ``test_fused_resnet.py``, which says how."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.resnet import Bottleneck, ResNet
+
+from interclr import kernels
+from interclr.models import BackboneConfig, fuse, split_batch_norm
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter's products know no bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _whole_mantissas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions in float32 proper, not in TensorFloat-32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.mark.parametrize(("name", "stem"), [("resnet10", "small"), ("resnet8", "strided"), ("bottlenecks", "standard")])
+@pytest.mark.parametrize(("splits", "views"), [(1, 1), (2, 2)])
+def test_outputs_gradients_and_buffers_are_those_of_the_plain_network(
+    name: str, stem: str, splits: int, views: int
+) -> None:
+    torch.manual_seed(0)
+    if name == "bottlenecks":
+        network: nn.Module = ResNet(Bottleneck, [1, 1, 1, 1], num_classes=3).double()
+        network.fc = nn.Identity()
+    else:
+        network = BackboneConfig(backbone=name, stem=stem, width=8).build().double()  # type: ignore[arg-type]
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):  # weights of 1 and biases of 0 would hide mistakes
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    network = network.to(DEVICE, memory_format=torch.channels_last)
+    side = 32 if stem == "standard" else 16
+    images = torch.randn(8 * splits, 3, side, side, dtype=torch.float64, device=DEVICE)
+    images = images.contiguous(memory_format=torch.channels_last)
+    plain = split_batch_norm(copy.deepcopy(network), splits, views)
+    fused = split_batch_norm(copy.deepcopy(network), splits, views)
+    assert fuse(fused)
+    fused.float()
+    assert kernels.usable(images)
+    expected, got = plain(images), fused(images.float())
+    torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-3)
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    (got * weights).sum().backward()
+    for (key, wanted), found in zip(plain.named_parameters(), fused.parameters(), strict=True):
+        assert wanted.grad is not None
+        assert found.grad is not None
+        distance = (found.grad.double() - wanted.grad).norm() / wanted.grad.norm()
+        assert distance < 0.05, f"{key}: {distance:.4f}"
+    for (key, wanted), found in zip(plain.named_buffers(), fused.buffers(), strict=True):
+        torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-3, atol=1e-3, msg=key)
+
+
+def test_in_half_precision_weights_are_cast_and_gradients_cast_back() -> None:
+    torch.manual_seed(0)
+    network = BackboneConfig(backbone="resnet8", stem="small", width=8).build()
+    network = network.to(DEVICE, memory_format=torch.channels_last)
+    plain, fused = split_batch_norm(copy.deepcopy(network), 1, 2), split_batch_norm(copy.deepcopy(network), 1, 2)
+    assert fuse(fused)
+    images = torch.randn(16, 3, 16, 16, device=DEVICE).to(HALF).contiguous(memory_format=torch.channels_last)
+    with torch.autocast(DEVICE.type, HALF):
+        expected, got = plain(images), fused(images)
+    torch.testing.assert_close(got.float(), expected.float(), rtol=0.1, atol=0.1)
+    weights = torch.randn_like(got, dtype=torch.float32)
+    for output in (expected, got):
+        (output.float() * weights).sum().backward()
+    for wanted, found in zip(plain.parameters(), fused.parameters(), strict=True):
+        assert wanted.grad is not None
+        assert found.grad is not None
+        assert (found.grad - wanted.grad).norm() < 0.2 * wanted.grad.norm()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in fused.parameters())

@@ -1,0 +1,374 @@
+"""The runner of the CIFAR-10 plan on runs of seconds, and the page on records with known figures."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import math
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = [
+    *("data.source=synthetic:64", "data.batch=16", "model.backbone=resnet10", "model.width=8", "schedule.epochs=2"),
+    *("schedule.warmup_epochs=0", "engine.log_every=2", "engine.device=cpu", "monitor.every_epochs=1"),
+]
+KEEPING = ["checkpoint.every_epochs=1", "checkpoint.keep=2"]
+
+
+sys.path.append(str(ROOT / "benchmarks"))  # they are scripts, not a package
+runner, page = importlib.import_module("cifar10"), importlib.import_module("cifar10_page")
+
+
+def plan_of(folder: Path, tree: Any) -> Path:
+    path = folder / "plan.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+def record_at(folder: Path, name: str) -> dict[str, Any]:
+    text = (folder / "records" / "tiny" / f"{name}.json").read_text()
+    assert len(text) < 100_000
+    return dict(json.loads(text))
+
+
+# The plan.
+
+
+@pytest.mark.parametrize(
+    ("group", "complaint"),
+    [
+        ({"seeds": [0]}, "tiny: runs: field required"),
+        ({"runs": {"a": {"recipe": "cifar10-byol", "override": []}}}, "tiny.runs.a: override: unknown key"),
+        ({"runs": {"a": {"overrides": []}}}, "tiny.runs.a: recipe: field required"),
+        ({"runs": {"a": {"recipe": "cifar10-byo"}}}, "did you mean cifar10-byol"),
+        ({"runs": {"a": {"recipe": "cifar10-byol", "overrides": ["data.bach=3"]}}}, "did you mean batch?"),
+        ({"runs": {"a/b": {"recipe": "cifar10-byol"}}}, "'a/b' names a file"),
+        ({"runs": {"a": {"recipe": "cifar10-byol"}}, "evaluate": ["nothing"]}, "no protocol 'nothing'"),
+        (
+            {"runs": {"a": {"recipe": "cifar10-byol"}}, "evaluate": ["knn"], "common": ["data.hold_out=9"]},
+            "knn looks at the test set",
+        ),
+        ({"runs": {"a": {"recipe": "cifar10-byol", "from": {"run": "b", "epoch": 1}}}}, "no run 'b'"),
+        ({"runs": {"a": {"recipe": "cifar10-byol", "from": {"run": "a", "epoch": 1}}}}, "continues itself"),
+        (
+            {
+                "runs": {
+                    "a": {"recipe": "cifar10-byol", "overrides": ["checkpoint.every_epochs=50", "checkpoint.keep=3"]},
+                    "b": {"recipe": "cifar10-byol", "from": {"run": "a", "epoch": 50}},
+                }
+            },
+            "a will not keep its checkpoint of epoch 50",
+        ),
+    ],
+)
+def test_errors_of_the_plan_come_before_any_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], group: Any, complaint: str
+) -> None:
+    plan, work = plan_of(tmp_path, {"tiny": group}), tmp_path / "work"
+    assert runner.main(["tiny", "--plan", str(plan), "--work", str(work)]) == 2
+    errors = capsys.readouterr().err
+    assert complaint in errors
+    assert errors.count("\n") == 1
+    assert not work.exists()
+
+
+def test_the_plan_in_the_repository_is_sound() -> None:
+    plan = runner.read_plan(runner.PLAN)
+    for name, group in plan.items():
+        jobs = runner.jobs_of(plan, name, [], [], [])
+        assert len(jobs) == len(group.runs) * len(group.seeds)
+
+
+CHAIN = {
+    "grandchild": {"recipe": "cifar10-byol", "from": {"run": "child", "epoch": 100}},
+    "other": {"recipe": "cifar10-byol"},
+    "child": {"recipe": "cifar10-byol", "from": {"run": "parent", "epoch": 100}},
+    "parent": {"recipe": "cifar10-byol"},
+}
+
+
+def chain(folder: Path, names: list[str]) -> list[Any]:
+    keeping = ["checkpoint.every_epochs=100", "checkpoint.keep=2"]
+    plan = runner.read_plan(plan_of(folder, {"tiny": {"runs": CHAIN, "common": keeping, "seeds": [0, 1]}}))
+    return list(runner.jobs_of(plan, "tiny", names, [], ["data.root=/here"]))
+
+
+def test_seeds_come_outermost_and_parents_first(tmp_path: Path) -> None:
+    order = ["parent", "child", "grandchild", "other"]
+    assert [job.title for job in chain(tmp_path, [])] == [f"{name}-s{seed}" for seed in (0, 1) for name in order]
+    assert [job.name for job in chain(tmp_path, ["child"])] == ["parent", "child"] * 2
+    assert chain(tmp_path, [])[0].portable() == ["checkpoint.every_epochs=100", "checkpoint.keep=2"]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_children_wait_for_their_parents_and_no_more_run_than_asked_for(tmp_path: Path, jobs: int) -> None:
+    class Fake:
+        def __init__(self) -> None:
+            self.jobs, self.ended = jobs, list[str]()
+            self.most, self.running, self.lock = 0, 0, threading.Lock()
+
+        def run(self, job: Any) -> None:
+            with self.lock:
+                assert job.parent is None or job.parent in self.ended
+                self.running += 1
+                self.most = max(self.most, self.running)
+            time.sleep(0.02)
+            with self.lock:
+                self.running -= 1
+                self.ended.append(job.title)
+
+    fake, todo = Fake(), chain(tmp_path, [])
+    assert runner.run_all(fake, todo, None) == []
+    assert sorted(fake.ended) == sorted(job.title for job in todo)
+    assert fake.most == jobs
+
+
+def test_nothing_is_started_after_the_time_is_over(tmp_path: Path) -> None:
+    class Slow:
+        jobs = 1
+
+        def run(self, job: Any) -> None:
+            time.sleep(0.3)
+
+    left = runner.run_all(Slow(), chain(tmp_path, []), 0.1)
+    assert [job.title for job in left] == [job.title for job in chain(tmp_path, [])][1:]
+
+
+# The runner.
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A parent, a run that goes on from its first epoch, and one that fails."""
+    folder = tmp_path_factory.mktemp("ran")
+    late = ["inter.warmup_epochs=1", *KEEPING]
+    runs = {
+        "child": {"recipe": "synthetic-npidv2-interclr", "overrides": late, "from": {"run": "parent", "epoch": 1}},
+        "parent": {"recipe": "synthetic-npidv2-interclr", "overrides": late, "note": "kept"},
+        "fails": {"recipe": "synthetic-npidv2", "overrides": ["data.batch=1000"]},
+    }
+    plan = plan_of(folder, {"tiny": {"common": TINY, "seeds": [0], "evaluate": ["knn k=5"], "runs": runs}})
+    return folder, again(folder, plan)
+
+
+def again(folder: Path, plan: Path, *words: str) -> str:
+    places = ["--plan", str(plan), "--work", str(folder / "work"), "--out", str(folder / "records")]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        runner.main(["tiny", *words, *places, "--jobs", "2"])
+    return said.getvalue()
+
+
+def test_a_run_leaves_a_record_of_everything(ran: tuple[Path, str]) -> None:
+    folder, said = ran
+    record = record_at(folder, "parent-s0")
+    result = json.loads((folder / "work" / "tiny" / "parent-s0" / "result.json").read_text())
+    assert record["figures"]["knn"] == result["knn"]
+    assert (record["figures"]["knn_k"], record["figures"]["knn_temperature"]) == (20, 0.1)
+    assert record["figures"]["purity"] == result["purity"]
+    assert record["figures"]["evaluate"]["knn"]["k"] == 5
+    assert record["measured_on"] == "test"
+    assert (record["note"], record["from"], record["commit"]) == ("kept", None, result["commit"])
+    assert record["settings"]["schedule"]["epochs"] == 2
+    assert "root" not in record["settings"]["data"]
+    assert record["command"].startswith("interclr pretrain synthetic-npidv2-interclr data.source=synthetic:64 ")
+    assert record["command"].endswith(" seed=0 --no-report --out OUT && interclr evaluate knn OUT k=5")
+    assert str(folder) not in json.dumps(record)
+    assert f"parent-s0: k-NN {result['knn']:.2f} %" in said
+    assert said.splitlines()[-3:] == [line for line in said.splitlines() if "  " in line][-3:]  # the table comes last
+
+
+def test_epochs_are_means_of_the_logged_steps(ran: tuple[Path, str]) -> None:
+    folder, _ = ran
+    lines = [json.loads(line) for line in (folder / "work/tiny/parent-s0/metrics.jsonl").read_text().splitlines()]
+    record = record_at(folder, "parent-s0")
+    assert [row["epoch"] for row in record["epochs"]] == [0, 1, 2]
+    for row in record["epochs"][1:]:
+        steps = [line for line in lines if row["epoch"] - 1 < line["epoch"] <= row["epoch"] and "loss" in line]
+        assert len(steps) == 2
+        assert row["loss"] == pytest.approx(np.mean([line["loss"] for line in steps]), rel=1e-5)
+        (monitor,) = (line for line in lines if line.get("event") == "monitor" and line["epoch"] == row["epoch"])
+        assert row["knn"] == pytest.approx(monitor["knn"], rel=1e-5)
+    speeds = [line["images_per_second"] for line in lines if "images_per_second" in line]
+    assert record["images_per_second"] == pytest.approx(statistics.median(speeds), abs=0.1)
+
+
+def test_a_run_goes_on_from_its_parents_checkpoint(ran: tuple[Path, str]) -> None:
+    folder, said = ran
+    child, parent = record_at(folder, "child-s0"), record_at(folder, "parent-s0")
+    assert said.index("parent-s0: k-NN") < said.index("child-s0: started")
+    assert "continuing at step 4 of 8" in (folder / "work" / "tiny" / "child-s0.log").read_text()
+    assert child["from"] == {"run": "parent", "epoch": 1, "step": 4}
+    assert "cp PARENT/checkpoint/step-0000000004.pt OUT/checkpoint/ && " in child["command"]
+    assert child["figures"] == parent["figures"]  # the same settings, so the very same run
+    assert child["epochs"] == parent["epochs"]
+
+
+def test_a_failed_run_is_kept_and_tried_again_but_finished_ones_are_not(ran: tuple[Path, str]) -> None:
+    folder, _ = ran
+    failed = record_at(folder, "fails-s0")
+    assert "1000 images a batch" in failed["error"]
+    assert "figures" not in failed
+    assert failed["settings"]["data"]["batch"] == 1000
+    plan = folder / "plan.yaml"
+    assert "left out, as 0 s are over: fails-s0\n" in again(folder, plan, "--until", "0")
+    assert record_at(folder, "fails-s0") == failed
+    before = record_at(folder, "parent-s0")
+    said = again(folder, plan, "fails", "parent", "--set", "data.batch=8")
+    assert "fails-s0: k-NN" in said
+    assert "parent-s0: finished before, with another command" in said
+    assert "figures" in record_at(folder, "fails-s0")
+    assert "error" not in record_at(folder, "fails-s0")
+    assert record_at(folder, "parent-s0") == before
+
+
+# The page.
+
+
+def record(name: str, seed: int, knn: float, group: str = "main", **more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "group": group,
+        "name": name,
+        "seed": seed,
+        "overrides": [],
+        "note": "",
+        "from": None,
+        "commit": "0123456789abcdef",
+        "date": "2026-11-15T12:00:00+00:00",
+        "versions": {"torch": "2.11"},
+        "machine": "GPU",
+        "jobs": 2,
+        "settings": {"data": {"hold_out": 0 if group == "main" else 5000}, "schedule": {"epochs": 200}},
+        "measured_on": "test" if group == "main" else "held-out",
+        "figures": {"knn": knn, "knn_k": 200, "knn_temperature": 0.1},
+        "seconds": 100.0 + seed,
+        "compile_seconds": 20.0,
+        "images_per_second": 20_000.0,
+        "peak_memory_bytes": 3_500_000_000,
+        "epochs": [{"epoch": 0, "knn_before": 30.0}, {"epoch": 100, "knn": knn - 5}, {"epoch": 200, "knn": knn}],
+    }
+    made |= more
+    if "error" in made:
+        del made["figures"]
+    return made
+
+
+def page_of(folder: Path, records: list[dict[str, Any]]) -> str:
+    for made in records:
+        path = folder / "records" / made["group"] / f"{made['name']}-s{made['seed']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(made))
+    words = ["--records", str(folder / "records"), "--page", str(folder / "docs" / "results.md")]
+    assert page.main(words) == 0
+    assert page.main([*words, "--check"]) == 0
+    return (folder / "docs" / "results.md").read_text()
+
+
+def cells(text: str, first: str) -> list[list[str]]:
+    """The rows of all tables that begin with ``first``."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [row for row in rows if row[0] == first]
+
+
+PLAIN, INTER = {0: 84.5, 1: 84.1, 2: 84.9, 3: 85.0}, {0: 85.6, 1: 85.9, 2: 85.7}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("page")
+    low = {"low-shot": {"top1@1": 40.0, "top1@1_std": 2.0, "mAP@1": 30.0}, "semi-supervised": {"top1@1%": 55.0}}
+    records = [record("mocov2", seed, knn) for seed, knn in PLAIN.items()]
+    records += [record("mocov2-interclr", seed, knn) for seed, knn in INTER.items()]
+    for made, linear in zip(records, (88.0, 88.5, 89.0, 87.0, 88.1, 88.2, 89.3), strict=True):
+        made["figures"]["evaluate"] = {"linear": {"top1": linear}, **low}
+    records += [record("byol", 0, 88.0), record("byol-interclr", 0, 88.5)]
+    records += [record("mocov2", 0, 80.0, "choices"), record("mocov2-interclr", 0, 79.0, "choices")]
+    records[-1]["figures"]["purity"] = 0.61
+    records[-1]["from"] = {"run": "mocov2", "epoch": 25, "step": 4375}
+    records += [record("unplanned", 1, 81.0, "choices"), record("npidv2", 1, 0, error="out of\nmemory | really")]
+    return folder, page_of(folder, records)
+
+
+def test_means_and_deviations_over_seeds(written: tuple[Path, str]) -> None:
+    _, text = written
+    row, *_ = cells(text, "mocov2")
+    plain, linear = list(PLAIN.values()), [88.0, 88.5, 89.0, 87.0]
+    assert row[1:3] == ["4", f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}"]
+    assert row[3] == "≥ 84: reached"
+    assert row[4] == f"{np.mean(linear):.2f} ± {np.std(linear, ddof=1):.2f}"
+    assert cells(text, "mocov2-interclr")[0][3] == "≥ 86: missed"
+    assert cells(text, "byol")[0][1:5] == ["1", "88.00 ± –", "≥ 87: reached", "–"]
+
+
+def test_differences_are_paired_over_common_seeds(written: tuple[Path, str]) -> None:
+    _, text = written
+    (row,) = (row for row in cells(text, "mocov2") if len(row) == 6)
+    knn = np.array([INTER[seed] - PLAIN[seed] for seed in (0, 1, 2)])
+    linear = np.array([88.1 - 88.0, 88.2 - 88.5, 89.3 - 89.0])
+    assert row[1] == "3"
+    for values, shown, verdict in ((knn, row[2], row[3]), (linear, row[4], row[5])):
+        error = np.std(values, ddof=1) / math.sqrt(3)
+        assert shown == f"{values.mean():+.2f} ± {error:.2f}"
+        assert verdict == ("yes" if abs(values.mean()) > 2 * error else "no")
+    assert (row[3], row[5]) == ("yes", "no")
+    (lonely,) = (row for row in cells(text, "byol") if len(row) == 6)
+    assert lonely[1:] == ["1", "+0.50 ± –", "–", "–", "–"]
+    assert "18 % of cases" in text  # of Student's t with two degrees of freedom: 1 − 2/√6
+    assert round(100 * (1 - 2 / math.sqrt(6))) == 18
+
+
+def test_the_page_says_what_was_measured_how(written: tuple[Path, str]) -> None:
+    _, text = written
+    assert (
+        "Measured on the test set, at the last epoch of 200. k-NN in percent, k = 200, T = 0.1. Seeds: 4 or 3" in text
+    )
+    assert "Measured on 5,000 held-out training images, not the test set" in text
+    assert cells(text, "mocov2: difference")[0][1:] == ["+0.00 ± 0.00", "+0.00 ± 0.00"]
+    assert cells(text, "MoCo v2")[0][1:] == ["83.8", "89.9", "92.94"]
+
+
+def test_other_groups_are_compared_with_their_first_run_and_nothing_is_dropped(written: tuple[Path, str]) -> None:
+    folder, text = written
+    section = text.partition("## choices")[2].partition("## Time")[0]
+    assert cells(section, "mocov2")[0][3] == "baseline"
+    (child,) = cells(section, "mocov2-interclr")
+    assert child[3:5] == ["-1.00 ± –", "0.610 ± –"]
+    assert child[6] == "continues mocov2 from epoch 25"
+    assert cells(section, "unplanned")[0][2:4] == ["81.00 ± –", "–"]  # no common seed
+    assert "out of memory \\| really" in text.partition("## Runs that failed")[2]
+    for name in ("cifar10-main.png", "cifar10-choices.png"):
+        assert f"(images/{name})" in text
+        assert (folder / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_plots_are_the_same_bytes_when_drawn_again(written: tuple[Path, str]) -> None:
+    folder, text = written
+    pictures = sorted((folder / "docs" / "images").glob("*.png"))
+    before = [path.read_bytes() for path in pictures]
+    assert page_of(folder, []) == text
+    assert [path.read_bytes() for path in pictures] == before
+
+
+def test_a_page_without_records_names_the_groups_that_wait(tmp_path: Path) -> None:
+    text = page_of(tmp_path, [])
+    plan = yaml.safe_load((ROOT / "benchmarks" / "cifar10.yaml").read_text())
+    assert f"Groups of the plan without finished runs yet: {', '.join(plan)}.\n" in text
+    assert "##" not in text
+
+
+@pytest.mark.skipif(not list((ROOT / "results" / "cifar10").glob("**/*.json")), reason="no records yet")
+def test_the_page_is_what_the_records_say() -> None:
+    assert page.main(["--check"]) == 0, "run benchmarks/cifar10_page.py"
+    for line in (ROOT / "docs" / "results.md").read_text().splitlines():
+        if line.startswith("!["):
+            assert (ROOT / "docs" / line.rpartition("(")[2].rstrip(")")).exists()
