@@ -58,8 +58,8 @@ class Plan:
 class TrainStep:
     """views → loss → backward → optimiser → momentum encoder → commit.
 
-    ``mode`` is ``eager``, ``compile`` (the encoders are compiled) or ``graph`` (compiled, and the whole step captured
-    as one CUDA graph). All three compute the same function; compiled kernels round differently.
+    ``mode`` is ``eager``, ``compile`` (ResNets run on our own kernels, other encoders are compiled) or ``graph`` (that,
+    and the whole step captured as one CUDA graph). All compute the same function; fused kernels round differently.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class TrainStep:
             inductor.deterministic = torch.backends.cudnn.deterministic
             learner.intra.join_views()
             encoders = {learner.intra.encoder, learner.intra.bank_encoder()}
-            # Captured, a ResNet of our own kernels is faster than a compiled one and there at once.
-            if mode == "compile" or not kernels.usable(next(learner.parameters())) or not all(map(fuse, encoders)):
+            # A ResNet of our own kernels is faster than a compiled one, and is there at once.
+            if not kernels.usable(next(learner.parameters())) or not all(map(fuse, encoders)):
                 for encoder in encoders:
                     encoder.compile(dynamic=False)
         self.captures = mode == "graph"
