@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+LATER = 100  # the stream of ``start_beside``
 _forked: list[torch.cuda.Stream] = []  # since the last join
 
 
@@ -39,6 +40,23 @@ def run_beside(*jobs: Callable[[], Any]) -> list[Any]:
     for side in _forked:
         current.wait_stream(side)
     return results
+
+
+def start_beside(job: Callable[[], Any], *inputs: torch.Tensor) -> Any:
+    """The job's result, which may be read after ``join_side_streams``. While a graph is captured it gets a side stream.
+
+    ``inputs`` are what it reads: their memory is then kept until the capture is over.
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return job()
+    side = _side_stream(LATER)
+    side.wait_stream(torch.cuda.current_stream())
+    if side not in _forked:
+        _forked.append(side)
+    for tensor in inputs:
+        tensor.record_stream(side)
+    with torch.cuda.stream(side):
+        return job()
 
 
 def join_side_streams() -> None:

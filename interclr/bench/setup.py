@@ -40,7 +40,7 @@ def prepare(
 ) -> Prepared:
     """``pixels`` (n, 3, H, W) bytes stand for ``images`` images: the bank has that many entries."""
     settings, _ = settle(load_settings(recipe, overrides), Facts(images, min(pixels.shape[2:]), device.type))
-    mode, _ = engine_mode(settings, True, images, device)
+    mode, _ = engine_mode(settings, images, device)
     settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"mode": mode})})
     set_determinism(settings.engine.deterministic)
     batch = int(settings.data.batch)

@@ -25,13 +25,13 @@ def measure_streamed(
 ) -> dict[str, Any]:
     """``wait``: the share of the time in which the host asks for a batch. ``ratio``: streamed step ÷ resident step."""
     size = 64 if quick else 224
-    overrides = [f"data.batch={batch}", f"data.image_size={size}", f"engine.mode={'eager' if quick else 'compile'}"]
+    overrides = [f"data.batch={batch}", f"data.image_size={size}", f"engine.mode={'eager' if quick else 'graph'}"]
     overrides += ["model.backbone=resnet8", "model.width=16", "model.stem=small"] if quick else []
     source = open_packed(store, largest_side(size))
     some = StreamLoader(source, Order(len(source), batch, 0), device, workers)
     held = [images for images, _ in zip(some.iterate(0, 4), range(4), strict=False)]
     here = prepare("mocov2", overrides, held[0].pixels.cpu(), len(source), device)
-    screen.say("compiling" if not quick else "warming up")
+    screen.say("warming up")
     number = 0
 
     def step(images: Images) -> None:

@@ -51,7 +51,7 @@ def bench_step(options: Options) -> Iterator[Result]:
         )
         return
     # BYOL's recipe reaches its batch by accumulation; a step here is one micro-batch with its optimiser step.
-    common = ["engine.mode=compile", "engine.accumulate=1", "engine.precision=bf16", *options.overrides]
+    common = ["engine.mode=graph", "engine.accumulate=1", "engine.precision=bf16", *options.overrides]
     for method in methods:
         yield measure_branch(method, common, options.device, options.screen)
 

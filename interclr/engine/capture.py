@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: one launch, not a thousand, where images are so small that launching dominates."""
+"""A training step as one CUDA graph: one launch, not a thousand, so that the GPU never waits for the host to launch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from interclr import dist
-from interclr.types import Images
+from interclr.types import Batch
 
 WARM_UP = 3  # steps made in the ordinary way first: kernels compile and load, the optimiser's state appears
 
-Compute = Callable[[Images], dict[str, Tensor]]
+Compute = Callable[[Batch], dict[str, Tensor]]
 
 
 def can_capture(device: torch.device, precision: str, accumulate: int) -> bool:
@@ -21,7 +21,7 @@ def can_capture(device: torch.device, precision: str, accumulate: int) -> bool:
 
 
 class CapturedStep:
-    """Calls ``compute`` three times, then captures it, and from then on replays the graph on the images given.
+    """Calls ``compute`` three times, then captures it, and from then on replays the graph on the batch given.
 
     Random numbers stay a function of the step: the graph draws from ``generators`` as they are seeded when it is
     replayed. Numbers that change must come from tensors, and every batch must have the shapes of the first.
@@ -32,50 +32,46 @@ class CapturedStep:
         self.calls = 0
         self.side = torch.cuda.Stream()
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.images: Images
+        self.batch: Batch
         self.names: list[str]
         self.terms: Tensor  # (terms,) of the latest replay
 
-    def __call__(self, compute: Compute, images: Images) -> dict[str, Tensor]:
+    def __call__(self, compute: Compute, batch: Batch) -> dict[str, Tensor]:
         if self.calls < WARM_UP:
             self.calls += 1
-            return self._aside(compute, images)
+            return self._aside(compute, batch)
         if self.graph is None:
-            self._capture(compute, images)
+            self._capture(compute, batch)
         assert self.graph is not None
-        for held, given in zip(_tensors(self.images), _tensors(images), strict=True):
+        for held, given in zip(_tensors(self.batch), _tensors(batch), strict=True):
             assert held.shape == given.shape, f"a graph of {tuple(held.shape)} was given {tuple(given.shape)}"
             held.copy_(given, non_blocking=True)
         self.graph.replay()
         return dict(zip(self.names, self.terms.clone().unbind(), strict=True))  # a copy: the next replay overwrites it
 
-    def _aside(self, compute: Compute, images: Images) -> dict[str, Tensor]:
+    def _aside(self, compute: Compute, batch: Batch) -> dict[str, Tensor]:
         """On a side stream, as capturing asks of the steps before it."""
         side, current = self.side, torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
-            terms = compute(images)
+            terms = compute(batch)
         current.wait_stream(side)
         torch.cuda.synchronize()  # the stream's memory may be used again at once; three times a run
         return terms
 
-    def _capture(self, compute: Compute, images: Images) -> None:
-        self.images = images.each(torch.clone)
+    def _capture(self, compute: Compute, batch: Batch) -> None:
+        self.batch = Batch(batch.index.clone(), tuple(view.clone() for view in batch.views))
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
         torch.cuda.synchronize()
         # Other threads (loggers, pinned copies) may go on with what they do.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            terms = compute(self.images)
+            terms = compute(self.batch)
             self.names = list(terms)
             self.terms = torch.stack([value.detach().float() for value in terms.values()])
         self.graph = graph
 
 
-def _fields(images: Images) -> tuple[Tensor | None, ...]:
-    return images.index, images.pixels, images.size, images.label
-
-
-def _tensors(images: Images) -> list[Tensor]:
-    return [tensor for tensor in _fields(images) if tensor is not None]
+def _tensors(batch: Batch) -> tuple[Tensor, ...]:
+    return batch.index, *batch.views

@@ -38,6 +38,10 @@ from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
 FORMAT = 1  # of the checkpoint
+PREPARING = {
+    "compile": "compiling encoders and views: a minute or two",
+    "graph": "compiling views and capturing the step: a quarter of a minute, or two where the encoder is no ResNet",
+}
 
 
 def pretrain(
@@ -75,7 +79,7 @@ def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device
     source = str(path.absolute()) if path.exists() and settings.data.source not in BUILT_IN else settings.data.source
     root = settings.data.root.absolute() if settings.data.root is not None else data_root().absolute()
     where = {"source": source, "root": root, "resident": resident, "workers": workers}
-    mode, why = engine_mode(settings, resident, len(data.source), device)
+    mode, why = engine_mode(settings, len(data.source), device)
     if settings.engine.mode == "auto":
         screen.say(f"engine.mode={mode}: {why}")
     return settings.model_copy(
@@ -320,7 +324,7 @@ class Training:
         mode = self.settings.engine.mode
         if mode == "eager":
             return None
-        self.screen.say("compiling encoders and views: a minute or two, once (engine.mode=eager does without)")
+        self.screen.say(PREPARING[str(mode)] + ", once (engine.mode=eager does without)")
         return self.step + (WARM_UP + 1 if mode == "graph" else 1)
 
     def _all_stop(self) -> bool:

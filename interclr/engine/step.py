@@ -18,7 +18,7 @@ from interclr.learner import Learner
 from interclr.models import fuse
 from interclr.optim import learning_rate, set_learning_rate
 from interclr.streams import join_side_streams
-from interclr.types import Images
+from interclr.types import Batch, Images
 
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 VIEW_STREAM, LEARNER_STREAM = 1, 2  # kinds of random numbers, so that one does not shift the other
@@ -58,8 +58,8 @@ class Plan:
 class TrainStep:
     """views → loss → backward → optimiser → momentum encoder → commit.
 
-    ``mode`` is ``eager``, ``compile`` (ResNets run on our own kernels, other encoders are compiled) or ``graph`` (that,
-    and the whole step captured as one CUDA graph). All compute the same function; fused kernels round differently.
+    ``mode`` is ``eager``, ``compile`` (encoders and views are compiled) or ``graph`` (all that follows the views is one
+    CUDA graph; ResNets run on our own kernels). All compute the same function; fused kernels round differently.
     """
 
     def __init__(
@@ -83,8 +83,9 @@ class TrainStep:
             inductor.deterministic = torch.backends.cudnn.deterministic
             learner.intra.join_views()
             encoders = {learner.intra.encoder, learner.intra.bank_encoder()}
-            # A ResNet of our own kernels is faster than a compiled one, and is there at once.
-            if not kernels.usable(next(learner.parameters())) or not all(map(fuse, encoders)):
+            # Captured, a ResNet of our own kernels is faster than a compiled one and there at once. Launched one by
+            # one they would keep the host too busy.
+            if mode == "compile" or not kernels.usable(next(learner.parameters())) or not all(map(fuse, encoders)):
                 for encoder in encoders:
                     encoder.compile(dynamic=False)
         self.captures = mode == "graph"
@@ -102,14 +103,15 @@ class TrainStep:
 
     def __call__(self, images: Images, step: int) -> dict[str, Tensor]:
         self._prepare(step)
+        batch = self._make_views(images)
         epoch, last = self.plan.epoch(step), (step + 1) % self.plan.accumulate == 0
         if self.captures:
             active = self.learner.inter_active(epoch)
             if active not in self.captured:  # the inter branch has begun: another graph, and this one's memory back
-                self.captured = {active: CapturedStep(self._generators())}
-            terms = self.captured[active](lambda images: self._compute(images, epoch, last), images)
+                self.captured = {active: CapturedStep((self._generators()[1],))}
+            terms = self.captured[active](lambda batch: self._compute(batch, epoch, last), batch)
         else:
-            terms = self._compute(images, epoch, last)
+            terms = self._compute(batch, epoch, last)
         self.learner.maintain(step, epoch)
         return terms
 
@@ -126,13 +128,14 @@ class TrainStep:
         self.rate = self.rate.fill_(rate) if isinstance(self.rate, Tensor) else rate
         self.momentum = self.momentum.fill_(momentum) if isinstance(self.momentum, Tensor) else momentum
 
-    def _compute(self, images: Images, epoch: int, last: bool) -> dict[str, Tensor]:
-        """The work of a step: only the device is busy with it."""
-        learner = self.learner
+    def _make_views(self, images: Images) -> Batch:
         batch = self.views(images, self.view_generator, len(images) * dist.world(), len(images) * dist.rank())
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        views = tuple(view.contiguous(memory_format=layout) for view in batch.views)
-        batch = type(batch)(batch.index, views, batch.label)
+        return Batch(batch.index, tuple(view.contiguous(memory_format=layout) for view in batch.views), batch.label)
+
+    def _compute(self, batch: Batch, epoch: int, last: bool) -> dict[str, Tensor]:
+        """The work of a step behind its views: only the device is busy with it, and its shapes never change."""
+        learner = self.learner
         unsynced = self.parallel.no_sync() if self.parallel is not None and not last else contextlib.nullcontext()
         with unsynced:
             with torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):

@@ -16,6 +16,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from interclr.models.fused_norm import FusedBatchNorm
 from interclr.models.split_norm import PLAIN, SplitBatchNorm
+from interclr.streams import join_side_streams, start_beside
 
 MOST_CHANNELS = 128  # of a stem that a tile of our kernel holds
 
@@ -56,17 +57,40 @@ class _Convolutions:
     def __init__(self, network: nn.Module, device: str) -> None:
         layers = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
         weights = tuple(layer.weight for layer in layers)
-        if torch.is_autocast_enabled(device):
-            weights = _Cast.apply(torch.get_autocast_dtype(device), *weights)  # type: ignore[no-untyped-call]
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weights[0].dtype
+        weights = _Cast.apply(dtype, *weights)  # type: ignore[no-untyped-call]
         self.weights = dict(zip(layers, weights, strict=True))
 
     def __call__(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if _is_small_stem(layer, x, self.weights[layer]):
             stem: Tensor = _Stem.apply(x, self.weights[layer], layer.stride[0])  # type: ignore[no-untyped-call]
             return stem
-        return F.conv2d(
-            x, self.weights[layer], layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups
-        )  # fmt: skip
+        output: Tensor = _Convolve.apply(x.to(self.weights[layer].dtype), self.weights[layer], layer)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _Convolve(torch.autograd.Function):
+    """A convolution whose weight's gradient, which nobody waits for, is worked out beside the rest of the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layer = layer
+        return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+
+        def part(*wanted: bool) -> tuple[Tensor, Tensor, Tensor]:
+            layer = ctx.layer
+            return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+                gradient, x, weight, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups,
+                [*wanted, False],
+            )  # fmt: skip
+
+        of_weight = start_beside(lambda: part(False, True)[1], x, gradient, weight)
+        return part(True, False)[0] if ctx.needs_input_grad[0] else None, of_weight, None
 
 
 def _is_small_stem(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
@@ -104,10 +128,13 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
+        join_side_streams()
         return None, *_cast(gradients, ctx.dtypes)
 
 
 def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+    if all(tensor.dtype == dtype for tensor, dtype in zip(tensors, dtypes, strict=True)):
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
     results = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
     torch._foreach_copy_(results, list(tensors))
     return tuple(results)
@@ -132,6 +159,8 @@ def fuse(module: nn.Module) -> bool:
 def _known(network: ResNet) -> bool:
     stages = (network.layer1, network.layer2, network.layer3, network.layer4)
     blocks = [block for stage in stages for block in stage.children()]
+    if any(isinstance(m, nn.Conv2d) and m.bias is not None for m in network.modules()):
+        return False
     return isinstance(network.bn1, (*PLAIN, SplitBatchNorm)) and all(
         type(block) in (BasicBlock, Bottleneck) and isinstance(block.bn1, (*PLAIN, SplitBatchNorm)) for block in blocks
     )
