@@ -43,6 +43,27 @@ def candidates() -> str:
     return "\n".join(rows) + "\n"
 
 
+def peers() -> str:
+    ours = json.loads((REPORTS / "cifar.json").read_text())
+    theirs = json.loads((REPORTS / "lightly.json").read_text())
+    rate = theirs["images_per_second_median"]
+    low, high = theirs["images_per_second_range"]
+    precision, version = theirs["trainer"]["precision"], theirs["versions"]["lightly"]
+    rows = ["| what | images/s [range] | ÷ lightly | of the floor |", "|---|---|---|---|"]
+    rows.append(
+        f"| lightly {version}, its own MoCo benchmark, {precision} | {rate:,.0f} [{low:,.0f} – {high:,.0f}] | 1 | |"
+    )
+    for row in ours["results"]["cifar"]:
+        values = row["images_per_second"]
+        kind = ", deterministic" if row["deterministic"] else ""
+        figure = f"{values['median']:,.0f} [{values['low']:,.0f} – {values['high']:,.0f}]"
+        share = f"{100 * row['share_of_floor']:.1f} %"
+        rows.append(
+            f"| {row['recipe']}{kind}, {row['precision']} | {figure} | {values['median'] / rate:.1f} | {share} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
 def filled(text: str, section: str, table: str) -> str:
     begin, end = f"<!-- {section}: begin -->\n", f"<!-- {section}: end -->\n"
     before, rest = text.split(begin)
@@ -51,7 +72,9 @@ def filled(text: str, section: str, table: str) -> str:
 
 def main() -> int:
     text = PAGE.read_text()
-    wanted = filled(filled(text, "measured", measured()), "candidates", candidates())
+    wanted = text
+    for section, table in (("measured", measured), ("candidates", candidates), ("peers", peers)):
+        wanted = filled(wanted, section, table())
     if "--check" in sys.argv:
         return int(text != wanted)
     PAGE.write_text(wanted)

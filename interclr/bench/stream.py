@@ -14,6 +14,7 @@ from interclr.data.loader import Order
 from interclr.data.packed_store import open_packed
 from interclr.data.stream import StreamLoader
 from interclr.data.views import largest_side
+from interclr.engine.waiting import DataWait
 from interclr.screen import Screen
 from interclr.types import Images
 
@@ -23,7 +24,7 @@ SYNC_EVERY = 10  # steps between two waits for the device: when training logs
 def measure_streamed(
     store: Path, batch: int, workers: int, device: torch.device, screen: Screen, quick: bool = False
 ) -> dict[str, Any]:
-    """``wait``: the share of the time in which the host asks for a batch. ``ratio``: streamed step ÷ resident step."""
+    """``ratio``: streamed step ÷ resident step, so what streaming costs. ``wait``: as training reports it."""
     size = 64 if quick else 224
     overrides = [f"data.batch={batch}", f"data.image_size={size}", f"engine.mode={'eager' if quick else 'graph'}"]
     overrides += ["model.backbone=resnet8", "model.width=16", "model.stem=small"] if quick else []
@@ -57,17 +58,18 @@ def measure_streamed(
                 wait_for(device)
         wait_for(device)
         resident.append((time.perf_counter() - begin) / steps)
-        begin, waited = time.perf_counter(), 0.0
+        begin, wait = time.perf_counter(), DataWait(device)
         for count in range(steps):
-            asked = time.perf_counter()
+            wait.ask()
             images = next(batches)
-            waited += time.perf_counter() - asked
+            wait.arrived()
             step(images)
+            wait.stepped()
             if count % SYNC_EVERY == SYNC_EVERY - 1:
                 wait_for(device)
         wait_for(device)
         streamed.append((time.perf_counter() - begin) / steps)
-        waits.append(waited / (steps * streamed[-1]))
+        waits.append(wait.take() / (steps * streamed[-1]))
     return {
         "recipe": "mocov2",
         "canvas": list(held[0].pixels.shape[2:]),

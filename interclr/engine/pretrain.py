@@ -31,6 +31,7 @@ from interclr.engine.monitor import Monitor
 from interclr.engine.resume import changed_settings
 from interclr.engine.settle import settle
 from interclr.engine.step import Plan, TrainStep
+from interclr.engine.waiting import DataWait
 from interclr.learner import Learner
 from interclr.run import checkpoint
 from interclr.run.folder import Run, environment, prepare_folder, save_backbone, write_text
@@ -281,10 +282,10 @@ class Training:
         log_every, per_epoch = self.settings.engine.log_every, self.plan.steps_per_epoch
         self._start_clusters_if_due()
         batches = iter(self.loader.iterate(self.step, last))
-        mark, waited, since = time.monotonic(), 0.0, self.step
+        mark, since, wait = time.monotonic(), self.step, DataWait(self.device)
         compiling, began = self._announce_compiling(), mark
         while self.step < last:
-            asked = time.monotonic()
+            wait.ask()
             try:
                 images = next(batches)
             except RuntimeError:
@@ -293,8 +294,9 @@ class Training:
                 # A signal to the whole process group has also ended the workers.
                 batches = iter(self.loader.iterate(self.step, last))
                 images = next(batches)
-            waited += time.monotonic() - asked
+            wait.arrived()
             self.averages.add(self.step_once(images, self.step))
+            wait.stepped()
             self.step += 1
             if self.step == compiling:
                 self.compile_seconds = time.monotonic() - began
@@ -307,14 +309,15 @@ class Training:
                     "epoch": self.step / per_epoch,
                     "lr": self.plan.rate(self.step - 1),
                     "images_per_second": (self.step - since) * self.batch / (now - mark),
-                    "data_wait": waited / (now - mark),
+                    "data_wait": wait.take() / (now - mark),
                     "unreadable": len(self.data.unreadable.reasons) + len(self.loader.unreadable.reasons),
                 }
                 self._show(self.averages.flush(record), bar)
-                mark, waited, since = time.monotonic(), 0.0, self.step
+                mark, since = time.monotonic(), self.step
             if self.step % per_epoch == 0:
                 self._end_epoch(self.step // per_epoch - 1)
-                mark, waited, since = time.monotonic(), 0.0, self.step
+                mark, since = time.monotonic(), self.step
+                wait.take()
             self._save_if_due()
             if self.step % self.plan.accumulate == 0 and self._all_stop():
                 break
