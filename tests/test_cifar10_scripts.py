@@ -272,7 +272,8 @@ def page_of(folder: Path, records: list[dict[str, Any]]) -> str:
         path = folder / "records" / made["group"] / f"{made['name']}-s{made['seed']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(made))
-    plan = plan_of(folder, {group: {"runs": dict.fromkeys(names, {"recipe": "x"})} for group, names in PLANNED.items()})
+    runs = {group: {name: {"recipe": "cifar10-byol"} for name in names} for group, names in PLANNED.items()}
+    plan = plan_of(folder, {group: {"runs": named} for group, named in runs.items()})
     words = ["--plan", str(plan), "--records", str(folder / "records"), "--page", str(folder / "docs" / "results.md")]
     assert page.main(words) == 0
     assert page.main([*words, "--check"]) == 0
