@@ -37,16 +37,20 @@ def margin_nce(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
-    positive, negative = _at_least_float32(positive), _at_least_float32(negative)
+    fused = kernels.usable(positive, negative) and negative.dtype != torch.float64
+    positive, negative = _at_least_float32(positive), negative if fused else _at_least_float32(negative)
     if kind == "cosine":
         positive = positive - margin
     elif kind == "arc":
         positive = arc_margin(positive, margin)
     else:
         raise ValueError(f"margin kind must be 'cosine' or 'arc', not {kind!r}")
-    logits = torch.cat([positive[:, None], negative], dim=1) / temperature  # (B, 1 + K)
-    first = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-    loss = F.cross_entropy(logits, first, reduction="none")  # (B,)
+    if fused:
+        loss: Tensor = _FusedNCE.apply(positive, negative, temperature)  # type: ignore[no-untyped-call]
+    else:
+        logits = torch.cat([positive[:, None], negative], dim=1) / temperature  # (B, 1 + K)
+        first = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        loss = F.cross_entropy(logits, first, reduction="none")  # (B,)
     if reduction == "mean":
         return loss.mean()
     if reduction == "sum":
@@ -54,6 +58,28 @@ def margin_nce(
     if reduction == "none":
         return loss
     raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+
+
+class _FusedNCE(torch.autograd.Function):
+    """The same as the two lines beside its only use, without their copies of (B, K) numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+        from interclr.kernels.nce import nce
+
+        negative = negative if negative.stride(1) == 1 else negative.contiguous()
+        loss, total = nce(positive.contiguous(), negative, temperature)
+        ctx.save_for_backward(positive, negative, total)
+        ctx.temperature = temperature
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        from interclr.kernels.nce import nce_backward
+
+        positive, negative, total = ctx.saved_tensors
+        return *nce_backward(gradient.contiguous(), positive.contiguous(), negative, total, ctx.temperature), None
 
 
 def arc_margin(cosine: Tensor, margin: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels for the three places where a plain PyTorch expression moves far too many bytes.
+"""Triton kernels for the few places where a plain PyTorch expression moves far too many bytes.
 
 Each has a plain twin beside its caller that computes the same function; callers ask ``usable`` and fall back to it
 without a GPU or without Triton. With ``TRITON_INTERPRET=1`` the kernels also run on a CPU, slowly: so the tests compare

@@ -299,3 +299,34 @@ def test_the_small_stem_is_a_convolution(count: int, height: int, width: int, ch
     gradient = gradient.contiguous(memory_format=torch.channels_last)
     expected.backward(gradient.double())
     torch.testing.assert_close(weight_gradient(x, gradient, stride).double(), exact.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 700), (3, 5000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("margin", [-0.5, 0.0])
+def test_margin_nce_is_the_plain_one(
+    rows: int, width: int, dtype: torch.dtype, margin: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with absent negatives (−inf), and an anchor that has none at all, whose loss is 0."""
+    generator = torch.Generator().manual_seed(width)
+    positive = (2 * torch.rand(rows, generator=generator) - 1).to(DEVICE)
+    negative = (2 * torch.rand(rows, width, generator=generator) - 1).to(DEVICE, dtype)
+    if width > 1:
+        negative[:, ::3] = float("-inf")
+        negative[0] = float("-inf")
+    results = {}
+    for kernel in ("1", "0"):
+        monkeypatch.setenv("INTERCLR_KERNELS", kernel)
+        a, b = positive.clone().requires_grad_(), negative.clone().requires_grad_()
+        loss = margin_nce(a, b, 0.1, margin, reduction="none")
+        loss.backward(torch.arange(1.0, rows + 1, device=DEVICE))
+        results[kernel] = (loss.detach(), a.grad, b.grad)
+    rounding = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    for fast, plain in zip(results["1"], results["0"], strict=True):
+        assert fast is not None
+        assert plain is not None
+        assert fast.dtype == plain.dtype
+        torch.testing.assert_close(fast, plain, rtol=2 * rounding, atol=rounding)
+    if width > 1:
+        assert results["1"][0][0] == 0
+        assert not results["1"][2][0].any()  # type: ignore[index]

@@ -16,7 +16,7 @@ import json
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from interclr.kernels import gather, nearest, norm, select, stem
+from interclr.kernels import gather, nce, nearest, norm, select, stem
 
 FLOATS, HALVES, INTEGERS, LONGS = "*fp32", "*bf16", "*i32", "*i64"
 
@@ -58,6 +58,10 @@ types = dict(x=HALVES, weight=HALVES, output=HALVES, gradient=HALVES, partial=FL
 for function in (stem._convolve, stem._weight_gradient):
     constants = dict(HEIGHT=32, WIDTH=32, HIGH=32, WIDE=32, STRIDE=1, ROWS=stem.ROWS, TAPS=stem.TAPS, CHANNELS=64)
     found[f"stem {function.__name__}"] = shared_bytes(function, types, constants, num_warps=4)
+types = dict(positive=FLOATS, negative=HALVES, loss=FLOATS, total=FLOATS, gradient=FLOATS, of_positive=FLOATS,
+             of_negative=HALVES, scale="fp32")
+for function in (nce._nce, nce._nce_backward):
+    found[f"nce {function.__name__}"] = shared_bytes(function, types, dict(BLOCK=nce.BLOCK), num_warps=4)
 over = []
 for chip, limit in ((90, 227), (80, 163), (86, 99), (75, 64)):
     for depth in (16, 128, 256):
@@ -83,5 +87,5 @@ def test_kernels_compile_for_hopper() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout)
-    assert len(found) == 20
+    assert len(found) == 22
     assert all(used <= SHARED_MEMORY for used in found.values()), found
