@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 LATER = 100  # the stream of ``start_beside``
+MOST_KEPT = 12  # tensors that jobs of ``start_beside`` may still be reading
 _forked: list[torch.cuda.Stream] = []  # since the last join
+_kept: list[torch.Tensor] = []
 
 
 @cache
@@ -29,7 +31,6 @@ def run_beside(*jobs: Callable[[], Any]) -> list[Any]:
         return [job() for job in jobs]
     current = torch.cuda.current_stream()
     results = []
-    _forked.clear()  # of a capture that failed
     for number, job in enumerate(jobs[:-1]):
         side = _side_stream(number)
         side.wait_stream(current)
@@ -45,7 +46,8 @@ def run_beside(*jobs: Callable[[], Any]) -> list[Any]:
 def start_beside(job: Callable[[], Any], *inputs: torch.Tensor) -> Any:
     """The job's result, which may be read after ``join_side_streams``. While a graph is captured it gets a side stream.
 
-    ``inputs`` are what it reads: their memory is then kept until the capture is over.
+    ``inputs`` are what it reads: they are kept, so that their memory is not used for something else, until the current
+    stream has waited for the job, which it does every few jobs.
     """
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return job()
@@ -53,13 +55,22 @@ def start_beside(job: Callable[[], Any], *inputs: torch.Tensor) -> Any:
     side.wait_stream(torch.cuda.current_stream())
     if side not in _forked:
         _forked.append(side)
-    for tensor in inputs:
-        tensor.record_stream(side)
+    if len(_kept) >= MOST_KEPT:
+        torch.cuda.current_stream().wait_stream(side)
+        _kept.clear()
+    _kept.extend(inputs)
     with torch.cuda.stream(side):
         return job()
 
 
 def join_side_streams() -> None:
-    """Make the current stream wait for the streams of ``run_beside``: after a backward, which runs on them as well."""
+    """Make the current stream wait for all side streams: after a backward, which runs on them as well."""
     while _forked:
         torch.cuda.current_stream().wait_stream(_forked.pop())
+    _kept.clear()
+
+
+def forget_side_streams() -> None:
+    """Before a capture: one that failed may have left streams behind that are not part of this one."""
+    _forked.clear()
+    _kept.clear()

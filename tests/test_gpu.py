@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import Heard
 
 from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
@@ -15,6 +16,7 @@ from interclr.data.views import Views
 from interclr.engine import pretrain
 from interclr.engine.build import build_learner, peak_rate
 from interclr.engine.step import Plan, TrainStep
+from interclr.models import Encoder
 from interclr.run import checkpoint
 from interclr.screen import Screen
 from interclr.types import Images
@@ -146,3 +148,43 @@ def test_compiled_equals_eager(tmp_path) -> None:
     assert len(losses["eager"]) >= 7
     for mode in ("compile", "graph"):
         torch.testing.assert_close(torch.tensor(losses[mode]), torch.tensor(losses["eager"]), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("cifar10-simsiam-interclr", []),
+        ("cifar10-mocov2-interclr", ["inter.sampler={name: hard, negatives: 32}"]),
+        ("cifar10-mocov2-interclr", ["inter.sampler={name: random, negatives: 32}"]),
+        ("cifar10-mocov2-interclr", ["inter.sampler={name: semi_easy, negatives: 32, candidates: 360}"]),
+        ("cifar10-mocov2-interclr", ["inter.sampler.candidates=all"]),
+        ("cifar10-mocov2-interclr", ["inter.labels={name: offline}", "inter.head=separate"]),
+        ("cifar10-mocov2-interclr", ["inter.bank_dtype=bfloat16", "engine.channels_last=false"]),
+        ("cifar10-mocov2-interclr", ["model.stem=standard", "data.image_size=64", "model.norm=group"]),
+        ("cifar10-mocov2-interclr", ["model.stem=standard", "model.backbone=resnet50", "model.width=64"]),
+        ("cifar10-byol-interclr", ["data.resident=false", "data.workers=2"]),
+    ],
+)
+def test_whatever_auto_captures_can_be_captured(recipe: str, more: list[str], tmp_path) -> None:
+    """And computes what the ordinary step does, up to rounding: losses of the first steps."""
+    losses = {}
+    for mode in ("eager", "graph"):
+        common = ["engine.precision=fp32", f"engine.mode={mode}", "engine.log_every=1", *QUICK_TO_COMPILE]
+        screen = Heard()
+        settings = settings_of(recipe, *common, *more)
+        run = pretrain(settings, tmp_path / mode, screen=screen.screen, stop_after=6)
+        assert "cannot be captured" not in screen.text
+        losses[mode] = torch.tensor([line["loss"] for line in run.metrics if "loss" in line])
+    assert len(losses["graph"]) >= 5
+    torch.testing.assert_close(losses["graph"], losses["eager"], rtol=5e-3, atol=5e-3)
+
+
+def test_what_cannot_be_captured_is_launched_in_the_ordinary_way(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backbone that asks the host: the run warns and goes on as if it had not been captured at all."""
+    plain = Encoder.forward
+    monkeypatch.setattr(Encoder, "forward", lambda self, images: (images.sum().item(), plain(self, images))[1])
+    heard = Heard()
+    settings = settings_of("cifar10-mocov2", "engine.mode=graph", *QUICK_TO_COMPILE)
+    run = pretrain(settings, tmp_path / "run", screen=heard.screen)
+    assert "cannot be captured" in heard.text
+    assert run.finished

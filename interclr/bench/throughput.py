@@ -49,7 +49,7 @@ def measure_throughput(
         number = _steps(here, averages, number, count)
         wait_for(device)
         rates.append(count * here.batch / (time.perf_counter() - begin))
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    peak = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
     flops = flops_per_image(recipe, overrides, pixels, device)
     rate = matrix_rate(device) if device.type == "cuda" else None
     result: dict[str, Any] = {

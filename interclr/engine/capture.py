@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from interclr import dist
+from interclr.streams import forget_side_streams
 from interclr.types import Batch
 
 WARM_UP = 3  # steps made in the ordinary way first: kernels compile and load, the optimiser's state appears
@@ -18,6 +19,10 @@ Compute = Callable[[Batch], dict[str, Tensor]]
 def can_capture(device: torch.device, precision: str, accumulate: int) -> bool:
     """fp16's loss scaling asks the host; gradients kept between graphs and collectives inside them are not worth it."""
     return device.type == "cuda" and precision != "fp16" and accumulate == 1 and dist.world() == 1
+
+
+class CaptureFailed(RuntimeError):
+    """The step asks the host for something, or does not fit into memory as a graph. Nothing has been computed."""
 
 
 class CapturedStep:
@@ -65,11 +70,20 @@ class CapturedStep:
         for generator in self.generators:
             graph.register_generator_state(generator)
         torch.cuda.synchronize()
-        # Other threads (loggers, pinned copies) may go on with what they do.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            terms = compute(self.batch)
-            self.names = list(terms)
-            self.terms = torch.stack([value.detach().float() for value in terms.values()])
+        forget_side_streams()
+        try:
+            # Other threads (loggers, pinned copies) may go on with what they do. The stream is set so that it is again
+            # the current one after a capture that failed.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            ):
+                terms = compute(self.batch)
+                self.names = list(terms)
+                self.terms = torch.stack([value.detach().float() for value in terms.values()])
+        except RuntimeError as error:  # also out of memory
+            forget_side_streams()
+            raise CaptureFailed(" ".join(str(error.__context__ or error).split())[:300]) from error
         self.graph = graph
 
 

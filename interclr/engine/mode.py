@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from interclr import kernels
 from interclr.config import Settings
 from interclr.engine.capture import can_capture
 from interclr.types import UserError
@@ -25,6 +26,8 @@ def engine_mode(settings: Settings, images: int, device: torch.device) -> tuple[
         return wanted, "asked for"
     steps = int(settings.schedule.epochs) * (images // int(settings.data.batch))
     mode = "graph" if possible else "compile"
+    if device.type == "cuda" and not kernels.installed():
+        return "eager", "without Triton nothing can be compiled"
     if device.type != "cuda" or steps < STEPS_TO_PAY_BACK[mode]:
         return "eager", f"{steps:,} steps do not earn back the time to prepare more"
     return mode, f"{steps:,} steps"

@@ -142,6 +142,7 @@ class Training:
             engine.channels_last,
             str(engine.mode),
         )
+        self.step_once.warn = screen.warn
         self.monitor = Monitor(settings, data, device, screen)
         self.averages = Averages()
         self.step = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from interclr import dist, kernels
 from interclr.data.views import Views
-from interclr.engine.capture import CapturedStep, can_capture
+from interclr.engine.capture import CapturedStep, CaptureFailed, can_capture
 from interclr.learner import Learner
 from interclr.models import fuse
 from interclr.optim import learning_rate, set_learning_rate
@@ -91,6 +93,7 @@ class TrainStep:
         self.captures = mode == "graph"
         assert not self.captures or can_capture(device, precision, plan.accumulate), "see can_capture"
         self.captured: dict[bool, CapturedStep] = {}
+        self.warn: Callable[[str], None] = warnings.warn
         # Numbers that change from step to step. A graph reads them from the device.
         self.rate: float | Tensor = torch.zeros((), device=device) if self.captures else 0.0
         varies = self.captures and learner.intra.momentum_varies
@@ -109,11 +112,23 @@ class TrainStep:
             active = self.learner.inter_active(epoch)
             if active not in self.captured:  # the inter branch has begun: another graph, and this one's memory back
                 self.captured = {active: CapturedStep((self._generators()[1],))}
-            terms = self.captured[active](lambda batch: self._compute(batch, epoch, last), batch)
+            try:
+                terms = self.captured[active](lambda batch: self._compute(batch, epoch, last), batch)
+            except CaptureFailed as error:
+                self._give_up_capturing(error)
+                return self(images, step)
         else:
             terms = self._compute(batch, epoch, last)
         self.learner.maintain(step, epoch)
         return terms
+
+    def _give_up_capturing(self, error: CaptureFailed) -> None:
+        """A capture computes nothing, so the step can be made in the ordinary way, as all that follow."""
+        self.warn(f"the step cannot be captured as a CUDA graph and is launched in the ordinary way: {error}")
+        self.captures, self.captured = False, {}
+        self.optimiser.zero_grad(set_to_none=True)
+        self.learner.intra.generator = torch.Generator(self.device)  # the other belongs to the graph that failed
+        torch.cuda.empty_cache()
 
     def _generators(self) -> tuple[torch.Generator, torch.Generator]:
         assert self.learner.intra.generator is not None

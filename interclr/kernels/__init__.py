@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @cache
-def _installed() -> bool:
+def installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
@@ -26,4 +26,4 @@ def interpreting() -> bool:
 def usable(*tensors: Tensor) -> bool:
     """Whether the kernels can work on these tensors. ``INTERCLR_KERNELS=0`` switches them off, to compare."""
     wanted = os.environ.get("INTERCLR_KERNELS", "1") != "0"
-    return wanted and (interpreting() or all(tensor.is_cuda for tensor in tensors)) and _installed()
+    return wanted and (interpreting() or all(tensor.is_cuda for tensor in tensors)) and installed()

@@ -57,10 +57,11 @@ def normalise(
 ) -> Normalised:
     """relu(norm(x) + residual). The running statistics follow the views in turn, the mean over the parts of each."""
     plan = _plan(x, parts)
+    assert residual is None or residual.is_contiguous(), "rows must lie one after the other"
     sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
     _sums[plan.sum_grid](x, sums, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, num_warps=WARPS)
     mean, variance = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
-    _moments[plan.add_grid](x, sums, mean, variance, *plan.sizes, parts, FEW, plan.padded, num_warps=4)
+    _moments[plan.add_grid](x, sums, mean, variance, *plan.sizes, parts, SUM_ROWS, FEW, plan.padded, num_warps=4)
     output = torch.empty_like(x)
     _apply[plan.apply_grid](
         x, x if residual is None else residual, output, mean, variance, weight, bias, running_mean, running_var,
@@ -83,6 +84,9 @@ def normalise_backward(
     relu: bool,
 ) -> Gradients:
     parts, residual = len(mean), output is not None
+    assert all(rows is None or rows.is_contiguous() for rows in (first, second, output)), (
+        "rows must lie one after the other"
+    )
     plan = _plan(x, parts)
     sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
     before = torch.empty_like(x) if residual else first
@@ -181,6 +185,15 @@ def _add_up(sums, part, parts, programs, channels, column, PADDED: tl.constexpr)
 
 
 @triton.jit
+def _start(x, base, rows, channels, column, HIGH: tl.constexpr):
+    """(WIDE,) the mean of a part's first rows."""
+    row = tl.arange(0, HIGH)
+    there = (row < rows)[:, None] & (column < channels)[None, :]
+    some = tl.load(x + (base + row)[:, None] * channels + column[None, :], there, other=0.0).to(tl.float32)
+    return tl.sum(some, axis=0) / tl.minimum(rows, HIGH)
+
+
+@triton.jit
 def _away(x, start, tile, base, rows, channels, column, HIGH: tl.constexpr, EVEN: tl.constexpr):
     offset, inside = _place(tile, base, rows, channels, column, HIGH)
     value = _read(x, offset, inside, EVEN) - start[None, :]
@@ -192,11 +205,11 @@ def _sums(
     x, sums, rows, channels, programs,
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Σ (x − s) and Σ (x − s)² with s the part's first row: near enough to the mean that nothing cancels."""
+    """Σ (x − s) and Σ (x − s)² with s the mean of the part's first rows: near enough that nothing cancels."""
     program, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     base = part.to(tl.int64) * rows
-    start = tl.load(x + base * channels + column, column < channels, other=0.0).to(tl.float32)
+    start = _start(x, base, rows, channels, column, HIGH)
     one = tl.zeros((HIGH, WIDE), tl.float32)
     two = tl.zeros((HIGH, WIDE), tl.float32)
     tl.static_assert(UNROLL == 4)
@@ -214,13 +227,14 @@ def _sums(
 
 @triton.jit
 def _moments(
-    x, sums, means, variances, rows, channels, programs, parts, WIDE: tl.constexpr, PADDED: tl.constexpr
+    x, sums, means, variances, rows, channels, programs, parts,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """Mean and variance of a part."""
     column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     part = tl.program_id(1)
     known = column < channels
-    start = tl.load(x + part.to(tl.int64) * rows * channels + column, known, other=0.0).to(tl.float32)
+    start = _start(x, part.to(tl.int64) * rows, rows, channels, column, HIGH)
     one, two = _add_up(sums, part, parts, programs, channels, column, PADDED)
     away = one / rows
     tl.store(means + part * channels + column, start + away, known)

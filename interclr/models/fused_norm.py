@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from interclr import kernels
 from interclr.models.split_norm import SplitBatchNorm
@@ -15,7 +16,8 @@ class FusedBatchNorm(SplitBatchNorm):
     """The same function as ``SplitBatchNorm``; ``fused`` does what follows it in a ResNet as well."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fused(x)[0] if self.training and self.fits(x) else super().forward(x)
+        """In a head. Within a ResNet ``fused`` is called; where it cannot be, all of the network takes the plain way."""
+        return self.fused(x)[0] if self.training and x.ndim == 2 and self.fits(x) else super().forward(x)
 
     def fits(self, batch: Tensor) -> bool:
         """Whether the kernels can take this batch: on a GPU, in equal parts."""
@@ -47,6 +49,7 @@ class _Normalise(torch.autograd.Function):
         return output, output.detach()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         from interclr.kernels.norm import normalise_backward as run
 
@@ -63,8 +66,9 @@ class _Normalise(torch.autograd.Function):
 
 
 def _rows(images: Tensor) -> Tensor:
-    """(B, C, H, W) or (B, C) → (B·H·W, C), without a copy where channels come last in memory."""
-    return images if images.ndim == 2 else images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
+    """(B, C, H, W) or (B, C) → (B·H·W, C) one after the other, without a copy where channels come last in memory."""
+    rows = images if images.ndim == 2 else images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
+    return rows.contiguous()  # a gradient may be one number seen many times
 
 
 def _images(rows: Tensor, like: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from interclr.models.fused_norm import FusedBatchNorm
@@ -25,8 +26,9 @@ class FusedResNet(ResNet):  # type: ignore[misc]
     """Only the forward pass of training differs from torchvision's; see ``fuse``."""
 
     def _forward_impl(self, images: Tensor) -> Tensor:
-        if not self.training or not self.bn1.fits(images):
-            output: Tensor = super()._forward_impl(images)
+        output: Tensor
+        if not self.bn1.fits(images) or not all(m.training for m in self.modules() if isinstance(m, FusedBatchNorm)):
+            output = super()._forward_impl(images)
             return output
         convolve = _Convolutions(self, images.device.type)
         x, skip = self.bn1.fused(convolve(self.conv1, images), relu=True)
@@ -35,7 +37,8 @@ class FusedResNet(ResNet):  # type: ignore[misc]
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in stage.children():
                 x, skip = _block(block, convolve, x, skip)
-        return torch.flatten(self.avgpool(x), 1)
+        output = self.fc(torch.flatten(self.avgpool(x), 1))
+        return output
 
 
 def _block(block: Any, convolve: _Convolutions, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,10 +65,11 @@ class _Convolutions:
         self.weights = dict(zip(layers, weights, strict=True))
 
     def __call__(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
-        if _is_small_stem(layer, x, self.weights[layer]):
-            stem: Tensor = _Stem.apply(x, self.weights[layer], layer.stride[0])  # type: ignore[no-untyped-call]
+        weight = self.weights.pop(layer)  # once: gradients of two uses would be added before the side stream is joined
+        if _is_small_stem(layer, x, weight):
+            stem: Tensor = _Stem.apply(x, weight, layer.stride[0])  # type: ignore[no-untyped-call]
             return stem
-        output: Tensor = _Convolve.apply(x.to(self.weights[layer].dtype), self.weights[layer], layer)  # type: ignore[no-untyped-call]
+        output: Tensor = _Convolve.apply(x.to(weight.dtype), weight, layer)  # type: ignore[no-untyped-call]
         return output
 
 
@@ -79,6 +83,7 @@ class _Convolve(torch.autograd.Function):
         return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
 
@@ -89,8 +94,9 @@ class _Convolve(torch.autograd.Function):
                 [*wanted, False],
             )  # fmt: skip
 
-        of_weight = start_beside(lambda: part(False, True)[1], x, gradient, weight)
-        return part(True, False)[0] if ctx.needs_input_grad[0] else None, of_weight, None
+        of_input, of_weight = ctx.needs_input_grad[:2]
+        later = start_beside(lambda: part(False, True)[1], x, gradient, weight) if of_weight else None
+        return part(True, False)[0] if of_input else None, later, None
 
 
 def _is_small_stem(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
@@ -112,6 +118,7 @@ class _Stem(torch.autograd.Function):
         return convolve(x, weight, stride)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         from interclr.kernels.stem import weight_gradient
 
@@ -127,6 +134,7 @@ class _Cast(torch.autograd.Function):
         return _cast(weights, [dtype] * len(weights))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         join_side_streams()
         return None, *_cast(gradients, ctx.dtypes)
@@ -159,17 +167,20 @@ def fuse(module: nn.Module) -> bool:
 def _known(network: ResNet) -> bool:
     stages = (network.layer1, network.layer2, network.layer3, network.layer4)
     blocks = [block for stage in stages for block in stage.children()]
-    if any(isinstance(m, nn.Conv2d) and m.bias is not None for m in network.modules()):
-        return False
-    return isinstance(network.bn1, (*PLAIN, SplitBatchNorm)) and all(
-        type(block) in (BasicBlock, Bottleneck) and isinstance(block.bn1, (*PLAIN, SplitBatchNorm)) for block in blocks
+    downs = [block.downsample[1] for block in blocks if getattr(block, "downsample", None) is not None]
+    norms = [network.bn1, *downs, *(m for block in blocks for name, m in block.named_children() if name[:2] == "bn")]
+    layers = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+    return (
+        all(type(block) in (BasicBlock, Bottleneck) for block in blocks)
+        and all(type(norm) in (*PLAIN, SplitBatchNorm) and norm.weight is not None for norm in norms)
+        and all(layer.bias is None and layer.padding_mode == "zeros" for layer in layers)
     )
 
 
 def _take_over_norms(module: nn.Module) -> None:
     for name, child in module.named_children():
         if isinstance(child, PLAIN) and type(child) in PLAIN:
-            setattr(module, name, FusedBatchNorm(child, splits=1))
+            setattr(module, name, FusedBatchNorm(child, splits=1).train(child.training))
         elif type(child) is SplitBatchNorm:
             child.__class__ = FusedBatchNorm
         else:

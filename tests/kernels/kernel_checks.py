@@ -330,3 +330,14 @@ def test_margin_nce_is_the_plain_one(
     if width > 1:
         assert results["1"][0][0] == 0
         assert not results["1"][2][0].any()  # type: ignore[index]
+
+
+def test_the_variance_survives_an_outlier_in_the_first_row() -> None:
+    from interclr.kernels.norm import normalise
+
+    x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    x[0] = 1000.0
+    ones, zeros = torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE)
+    batches = torch.tensor(0, device=DEVICE)
+    result = normalise(x, 1, 1, ones, zeros, zeros.clone(), ones.clone(), batches, 0.1, 1e-5, None, False)
+    torch.testing.assert_close(result.variance[0].double(), x.double().var(0, correction=0), rtol=1e-4, atol=0)

@@ -47,7 +47,7 @@ for parts, flag in ((2, True), (8, False)):
     flags = dict(TWO=flag, RESIDUAL=flag, RELU=flag)
     for function, constants in (
         (norm._sums, tile | dict(UNROLL=4)),
-        (norm._moments, dict(WIDE=16, PADDED=256)),
+        (norm._moments, dict(HIGH=32, WIDE=16, PADDED=256)),
         (norm._apply, tile | dict(HIGH=128, PARTS=parts, VIEWS=2, RESIDUAL=flag, RELU=True)),
         (norm._backward_sums, tile | flags | dict(UNROLL=4)),
         (norm._backward_moments, dict(WIDE=16, PADDED=256)),

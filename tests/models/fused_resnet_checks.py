@@ -7,10 +7,11 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torchvision.models.resnet import Bottleneck, ResNet
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from interclr import kernels
 from interclr.models import BackboneConfig, fuse, split_batch_norm
+from interclr.models.fused_norm import FusedBatchNorm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter's products know no bfloat16
@@ -78,3 +79,36 @@ def test_in_half_precision_weights_are_cast_and_gradients_cast_back() -> None:
         assert found.grad is not None
         assert (found.grad - wanted.grad).norm() < 0.2 * wanted.grad.norm()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in fused.parameters())
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (4, 5, 3, 3), (4, 5, 1, 1), (1, 5, 4, 4)])
+def test_gradients_of_any_strides(shape: tuple[int, ...]) -> None:
+    """A sum's gradient is one number seen many times; another's may come transposed."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(5) if len(shape) == 2 else nn.BatchNorm2d(5)
+    fused = FusedBatchNorm(copy.deepcopy(norm), splits=1).to(DEVICE)
+    norm = norm.to(DEVICE)
+    x = torch.randn(shape, device=DEVICE)
+    weights = torch.randn(shape[::-1], device=DEVICE).permute(*range(len(shape) - 1, -1, -1))
+    for gradient in (torch.ones((), device=DEVICE).expand(shape), weights):
+        found = []
+        for layer in (norm, fused):
+            leaf = x.clone().requires_grad_()
+            layer.zero_grad()
+            output = layer.fused(leaf)[0] if isinstance(layer, FusedBatchNorm) else layer(leaf)
+            (output * 1.0).backward(gradient)
+            found.append([leaf.grad, *(p.grad for p in layer.parameters())])
+        for wanted, got in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_classifier_is_kept_and_frozen_statistics_stay_frozen() -> None:
+    torch.manual_seed(0)
+    plain = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=3).to(DEVICE)
+    fused = copy.deepcopy(plain)
+    assert fuse(fused)
+    images = torch.randn(4, 3, 32, 32, device=DEVICE)
+    torch.testing.assert_close(fused(images), plain(images), rtol=1e-3, atol=1e-3)
+    for network in (plain, fused):
+        network.layer2[0].bn2.eval()
+    torch.testing.assert_close(fused(images), plain(images), rtol=1e-3, atol=1e-3)
