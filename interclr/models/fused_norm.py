@@ -16,7 +16,7 @@ class FusedBatchNorm(SplitBatchNorm):
     """The same function as ``SplitBatchNorm``; ``fused`` does what follows it in a ResNet as well."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """In a head. Within a ResNet ``fused`` is called; where it cannot be, all of the network takes the plain way."""
+        """In a head. A ResNet calls ``fused``; where it cannot, all of the network takes the plain way."""
         return self.fused(x)[0] if self.training and x.ndim == 2 and self.fits(x) else super().forward(x)
 
     def fits(self, batch: Tensor) -> bool:

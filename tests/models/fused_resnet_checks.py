@@ -17,21 +17,38 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter's products know no bfloat16
 
 
+class NarrowBottlenecks(ResNet):  # type: ignore[misc]
+    """torchvision's own have 256 channels and more, which takes the interpreter a minute."""
+
+    def __init__(self) -> None:
+        super().__init__(BasicBlock, [1, 1, 1, 1])
+        self.inplanes = 64
+        self.layer1 = self._make_layer(Bottleneck, 8, 2)
+        self.layer2 = self._make_layer(Bottleneck, 8, 1, stride=2)
+        self.layer3, self.layer4, self.fc = nn.Sequential(), nn.Sequential(), nn.Identity()
+
+
 @pytest.fixture(autouse=True)
 def _whole_mantissas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions in float32 proper, not in TensorFloat-32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@pytest.mark.parametrize(("name", "stem"), [("resnet10", "small"), ("resnet8", "strided"), ("bottlenecks", "standard")])
-@pytest.mark.parametrize(("splits", "views"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("name", "stem", "splits", "views"),
+    [
+        ("resnet10", "small", 1, 1),
+        ("resnet10", "small", 2, 2),
+        ("resnet8", "strided", 1, 2),
+        ("bottlenecks", "standard", 2, 2),
+    ],
+)
 def test_outputs_gradients_and_buffers_are_those_of_the_plain_network(
     name: str, stem: str, splits: int, views: int
 ) -> None:
     torch.manual_seed(0)
     if name == "bottlenecks":
-        network: nn.Module = ResNet(Bottleneck, [1, 1, 1, 1], num_classes=3).double()
-        network.fc = nn.Identity()
+        network: nn.Module = NarrowBottlenecks().double()
     else:
         network = BackboneConfig(backbone=name, stem=stem, width=8).build().double()  # type: ignore[arg-type]
     for module in network.modules():
