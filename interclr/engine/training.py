@@ -1,0 +1,430 @@
+"""One run: its state, the loop over it, and the figures at its end."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from interclr import dist
+from interclr.config import Settings, dump
+from interclr.data.loader import Loader
+from interclr.engine.build import build_learner, build_views, peak_rate
+from interclr.engine.capture import WARM_UP
+from interclr.engine.dataset import TrainingData
+from interclr.engine.metrics import Averages, Logger, Record, open_loggers
+from interclr.engine.monitor import Monitor
+from interclr.engine.resume import changed_settings
+from interclr.engine.step import Plan, TrainStep
+from interclr.engine.waiting import DataWait
+from interclr.learner import Learner
+from interclr.run import checkpoint
+from interclr.run.folder import Run, environment, save_backbone, write_text
+from interclr.screen import Screen, TrainingBar
+from interclr.types import UserError
+
+FORMAT = 1  # of the checkpoint
+PREPARING = {
+    "compile": "compiling encoders and views: a minute or two",
+    "graph": "compiling views and capturing the step: a quarter of a minute, or two where the encoder is no ResNet",
+}
+
+
+class Training:
+    """One run: its state, where it is written, and the loop over it."""
+
+    def __init__(
+        self, settings: Settings, folder: Path, data: TrainingData, device: torch.device, screen: Screen, resume: bool
+    ) -> None:
+        self.settings, self.folder, self.data, self.device, self.screen = settings, folder, data, device, screen
+        batch = int(settings.data.batch)
+        if batch % dist.world():
+            raise UserError(f"data.batch: {batch} does not divide over {dist.world()} processes")
+        self.images = len(data.source)
+        if batch > self.images:
+            raise UserError(f"data.batch: {batch} images a batch, but only {self.images} can be read")
+        self.batch = batch
+        engine = settings.engine
+        self.plan = Plan(
+            epochs=int(settings.schedule.epochs),
+            steps_per_epoch=self.images // batch,
+            accumulate=engine.accumulate,
+            warmup_epochs=settings.schedule.warmup_epochs,
+            peak_rate=peak_rate(settings),
+            seed=settings.seed,
+        )
+        if self.plan.total < engine.accumulate:
+            raise UserError(
+                f"engine.accumulate: {engine.accumulate} micro-batches make a step, but the run has {self.plan.total}"
+            )
+        self.learner: Learner = build_learner(settings, self.images).to(device)
+        if engine.channels_last:
+            self.learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimiser = settings.optimiser.build(self.learner.intra.encoder, self.plan.peak_rate)
+        views = build_views(settings, self.learner, device)
+        self.step_once = TrainStep(
+            self.learner,
+            views,
+            self.optimiser,
+            self.plan,
+            device,
+            engine.precision,
+            engine.channels_last,
+            str(engine.mode),
+        )
+        self.step_once.warn = screen.warn
+        self.monitor = Monitor(settings, data, device, screen)
+        self.averages = Averages()
+        self.step = 0
+        self.clusters_started = False
+        self.seconds = 0.0  # spent training in earlier sittings
+        self.measured: dict[str, float] = {}  # k-NN before training, of pixels, and the latest figures
+        self.met_before: dict[str, str] = {}  # unreadable images of earlier sittings
+        self.resumed = resume and self._restore()
+        self.loader: Loader = data.loader(batch, settings.seed, device, settings.data, screen)
+        self.loader.unreadable.reasons.update(self.met_before)
+        self.stop_asked = False
+        self.compile_seconds = 0.0
+
+    # State.
+
+    def _state(self) -> checkpoint.State:
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "learner": self.learner.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.step_once.scaler.state_dict(),
+            "averages": self.averages.state(),
+            "clusters_started": self.clusters_started,
+            "seconds": self._elapsed(),
+            "measured": self.measured,
+            "unreadable": self.loader.unreadable.reasons,
+            "data": self.data.source.fingerprint(),
+            "settings": dump(self.settings),
+        }
+
+    def _restore(self) -> bool:
+        found = checkpoint.load_latest(self.folder / "checkpoint")
+        if found is None:
+            self.screen.warn(f"nothing to resume in {self.folder}: starting from the beginning")
+            return False
+        state, path, complaints = found
+        for complaint in complaints:
+            self.screen.warn(complaint)
+        if state["format"] != FORMAT:
+            raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
+        if state["data"] != self.data.source.fingerprint():
+            raise UserError(
+                f"the data are not those {path.name} was trained on ({self.data.source.name} has changed): "
+                "image indices would point to other images. Restore the data, or start a new run"
+            )
+        started = state["clusters_started"]
+        for change in changed_settings(state["settings"], self.settings):
+            if not started and change.startswith("inter"):
+                self.screen.say(f"the inter branch has not begun and will be as set now, {change}")
+            else:
+                self.screen.warn(f"not as in the run so far, {change}: the result will differ")
+        fresh = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self.optimiser.param_groups]
+        try:
+            self.learner.load_state_dict(state["learner"] if started else self._before_inter(state["learner"]))
+            if not started and self.learner.bank is not None:
+                self.learner.bank.rebuild()
+            self.optimiser.load_state_dict(state["optimiser"])
+        except (RuntimeError, ValueError) as error:
+            text = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"{path.name} does not fit these settings (resume with those of the run): {text}"
+            ) from error
+        for group, own in zip(self.optimiser.param_groups, fresh, strict=True):
+            group.update(own)  # a changed weight decay or momentum counts; the state is the run's
+        self.step_once.scaler.load_state_dict(state["scaler"])
+        self.averages.load_state(state["averages"], self.device)
+        self.step, self.clusters_started = state["step"], started
+        self.seconds, self.measured = state["seconds"], state["measured"]
+        self.met_before = state["unreadable"]
+        if self.step > self.plan.total:
+            raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
+        return True
+
+    def _before_inter(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A state in which the inter branch has not begun: by now it may be another one, or be new, or gone.
+
+        The method's own state is the run's, and with it the features that NPID keeps in a bank; the rest of a bank is
+        as it is made, which is what it would be at this step of a run that had these settings from its first step.
+        """
+        own = {key: value for key, value in self.learner.state_dict().items() if not key.startswith("intra.")}
+        method = {key: value for key, value in saved.items() if key.startswith("intra.")}
+        features = {key: saved[key] for key in ("bank.features",) if self.learner.intra.uses_bank}
+        return own | method | features
+
+    def _save(self) -> None:
+        for record in self.averages.finished():
+            self._log(record)
+        if not self.averages.all_finite() or not self._weights_are_finite():
+            self._diverged(self.step)
+        if dist.is_main():
+            checkpoint.save(self.folder / "checkpoint", self.step, self._state(), self.settings.checkpoint.keep)
+        self.saved_at, self.saved_step = time.monotonic(), self.step
+
+    def _weights_are_finite(self) -> bool:
+        """A loss can be the last finite one of a run whose weights are lost already: such a state is not saved."""
+        with torch.no_grad():
+            return bool(torch.stack(torch._foreach_norm(list(self.learner.parameters()))).isfinite().all())
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.started
+
+    # The loop.
+
+    def run(self, stop_after: int | None) -> Run:
+        if self.resumed and self.step == self.plan.total and Run(self.folder).finished:
+            self.screen.say(f"the run in {self.folder} is finished: nothing to continue")
+            return Run(self.folder)
+        self.started = self.saved_at = time.monotonic()
+        self.saved_step = self.step if self.resumed else -1
+        if dist.is_main():
+            write_text(self.folder / "resolved.yaml", dump(self.settings))
+        loggers = self.settings.engine.loggers if dist.is_main() else ()
+        resume_step = self.step if self.resumed else None
+        self.loggers: list[Logger] = open_loggers(loggers, self.folder, resume_step) if dist.is_main() else []
+        try:
+            if self.resumed:
+                self.screen.say(f"continuing at step {self.step:,} of {self.plan.total:,}")
+            else:
+                self._measure_start()
+            last = self.plan.total
+            if stop_after is not None:  # whole optimiser steps: a checkpoint holds no half-summed gradients
+                last = min(last, math.ceil((self.step + stop_after) / self.plan.accumulate) * self.plan.accumulate)
+            with self._interruptible(), self.screen.training(self.plan.total, self.step) as bar:
+                self._train(last, bar)
+            if self.step < self.plan.total:
+                self._save()
+                self.screen.say(f"stopped at step {self.step:,} of {self.plan.total:,}; continue with --resume")
+            else:
+                self._finish()
+        finally:
+            for logger in self.loggers:
+                logger.close()
+        return Run(self.folder)
+
+    def _train(self, last: int, bar: TrainingBar) -> None:
+        self.learner.train()
+        log_every, per_epoch = self.settings.engine.log_every, self.plan.steps_per_epoch
+        self._start_clusters_if_due()
+        batches = iter(self.loader.iterate(self.step, last))
+        mark, since, wait = time.monotonic(), self.step, DataWait(self.device)
+        compiling, began = self._announce_compiling(), mark
+        while self.step < last:
+            wait.ask()
+            try:
+                images = next(batches)
+            except RuntimeError:
+                if not self.stop_asked:
+                    raise
+                # A signal to the whole process group has also ended the workers.
+                batches = iter(self.loader.iterate(self.step, last))
+                images = next(batches)
+            wait.arrived()
+            self.averages.add(self.step_once(images, self.step))
+            wait.stepped()
+            self.step += 1
+            if self.step == compiling:
+                self.compile_seconds = time.monotonic() - began
+                self.screen.say(f"compiled in {self.compile_seconds:.0f} s")
+            bar.advance(self.step)
+            if self.step % log_every == 0:
+                now = time.monotonic()
+                record = {
+                    "step": self.step,
+                    "epoch": self.step / per_epoch,
+                    "lr": self.plan.rate(self.step - 1),
+                    "images_per_second": (self.step - since) * self.batch / (now - mark),
+                    "data_wait": wait.take() / (now - mark),
+                    "unreadable": len(self.data.unreadable.reasons) + len(self.loader.unreadable.reasons),
+                }
+                self._show(self.averages.flush(record), bar)
+                mark, since = time.monotonic(), self.step
+            if self.step % per_epoch == 0:
+                self._end_epoch(self.step // per_epoch - 1)
+                mark, since = time.monotonic(), self.step
+                wait.take()
+            self._save_if_due()
+            if self.step % self.plan.accumulate == 0 and self._all_stop():
+                break
+
+    def _announce_compiling(self) -> int | None:
+        """Say what the first steps are slow for; the step after which that is over."""
+        mode = self.settings.engine.mode
+        if mode == "eager":
+            return None
+        self.screen.say(PREPARING[str(mode)] + ", once (engine.mode=eager does without)")
+        return self.step + (WARM_UP + 1 if mode == "graph" else 1)
+
+    def _all_stop(self) -> bool:
+        """Ranks stop at the same step: they compare now and then, where the host waits for the log anyway."""
+        if dist.world() == 1:
+            return self.stop_asked
+        if self.step % self.settings.engine.log_every:
+            return False
+        asked = torch.tensor(float(self.stop_asked), device=self.device)
+        return bool(dist.all_reduce_mean(asked) > 0)
+
+    def _show(self, record: Record | None, bar: TrainingBar) -> None:
+        if record is not None:
+            self._log(record)
+            bar.show(f"{int(record['epoch']) + 1}/{self.plan.epochs}", record)
+
+    def _log(self, record: Record) -> None:
+        for logger in self.loggers:
+            logger.log(record)
+        if not math.isfinite(record.get("loss", 0.0)):
+            self._diverged(record["step"])
+
+    def _diverged(self, step: int) -> NoReturn:
+        raise UserError(
+            f"the loss or the weights became NaN or infinite before step {step}: lower optimiser.base_lr, lengthen "
+            "schedule.warmup_epochs or use engine.precision=bf16. Checkpoints from before that are kept"
+        )
+
+    def _end_epoch(self, epoch: int) -> None:
+        """Between epochs: offline labels or repair, the start of the inter branch, k-NN and health."""
+        self.learner.end_epoch(epoch, self._cluster_generator(epoch))
+        every = int(self.settings.monitor.every_epochs)
+        final = epoch + 1 == self.plan.epochs
+        if not final and every and (epoch + 1) % every == 0:
+            self._measure(epoch)
+        self._start_clusters_if_due()
+
+    def _start_clusters_if_due(self) -> None:
+        """Before the first epoch of the inter branch: embed every image with the network as it is, and cluster."""
+        if self.clusters_started or self.step >= self.plan.total:
+            return
+        epoch = self.plan.epoch(self.step)
+        if self.learner.inter_active(epoch):
+            features = self.monitor.embed(
+                self.learner.intra.bank_encoder(), self.data.images, "embedding every image for the first clusters"
+            )
+            self.learner.start_clusters(features, self._cluster_generator(epoch))
+            self.clusters_started = True
+
+    def _cluster_generator(self, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.plan.seed_of(epoch, 3))
+
+    def _save_if_due(self) -> None:
+        if self.step % self.plan.accumulate or self.step >= self.plan.total:
+            return  # a checkpoint holds no half-summed gradients; the last one is written at the end
+        every = int(self.settings.checkpoint.every_epochs) * self.plan.steps_per_epoch
+        passed = self.step // every > max(self.saved_step, 0) // every  # since the last checkpoint, not just now
+        late = time.monotonic() - self.saved_at > 60 * self.settings.checkpoint.every_minutes
+        if passed or late:
+            self._save()
+
+    # Figures.
+
+    def _measure_start(self) -> None:
+        if self.monitor.measures_knn:
+            pixels, before = self.monitor.knn_of_pixels(), self.monitor.knn(self.learner.intra.encoder.backbone)
+            self.measured |= {} if pixels is None else {"knn_pixels": pixels}
+            self.measured |= {} if before is None else {"knn_before": before}
+            text = "" if pixels is None else f"raw pixels {pixels:.1f} %, "
+            yardstick = f"k={self.monitor.k}, T={self.monitor.temperature}"
+            self.screen.say(f"k-NN before training ({yardstick}): {text}random weights {before:.1f} %")
+        self._log({"step": 0, "epoch": 0.0, "event": "start"} | self.measured)
+
+    def _measure(self, epoch: int) -> dict[str, float]:
+        figures: dict[str, float] = {}
+        accuracy = self.monitor.knn(self.learner.intra.encoder.backbone)
+        if accuracy is not None:
+            figures["knn"] = accuracy
+        figures |= self.monitor.health(self.learner, epoch)
+        for record in self.averages.finished():
+            self._log(record)
+        self._log({"step": self.step, "epoch": epoch + 1.0, "event": "monitor"} | figures)
+        self.screen.say(f"epoch {epoch + 1}/{self.plan.epochs}: " + describe(figures))
+        return figures
+
+    def _finish(self) -> None:
+        self._save()  # first: a run killed while it is measured loses nothing
+        figures = self._measure(self.plan.epochs - 1)
+        seconds = self._elapsed()
+        if not dist.is_main():
+            return
+        save_backbone(self.folder / "backbone.safetensors", self.learner.intra.encoder.backbone)
+        unreadable = self.data.unreadable.reasons | self.loader.unreadable.reasons
+        result = {
+            "finished": True,
+            "method": self.settings.method.name,
+            "inter": self.learner.inter_active(self.plan.epochs),
+            "data": self.data.source.name,
+            "images": self.images,
+            "epochs": self.plan.epochs,
+            "steps": self.step,
+            "seed": self.settings.seed,
+            "knn_k": self.monitor.k,
+            "knn_temperature": self.monitor.temperature,
+            **self.measured,
+            **figures,
+            "seconds": round(seconds, 2),
+            "compile_seconds": round(self.compile_seconds, 2),  # of those, in the last sitting
+            "peak_memory_bytes": torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None,
+            "unreadable": unreadable,
+            "command": shlex.join(sys.argv),
+            **environment(),
+        }
+        write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
+        if "knn" in figures:
+            pixels = f"raw pixels {self.measured['knn_pixels']:.1f} %, " if "knn_pixels" in self.measured else ""
+            self.screen.say(
+                f"k-NN (k={self.monitor.k}, T={self.monitor.temperature}): {pixels}before "
+                f"{self.measured['knn_before']:.1f} %, after {figures['knn']:.1f} %"
+            )
+        if unreadable:
+            self.screen.warn(f"{len(unreadable)} images were unreadable; their names are in result.json")
+        self.screen.say(f"done in {seconds:.0f} s; the run is in {self.folder}")
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C or a scheduler's TERM ends the run after the current step, with a checkpoint; a second one at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.stop_asked:
+                raise KeyboardInterrupt
+            self.stop_asked = True
+
+        try:
+            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: somebody else looks after signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def describe(figures: dict[str, float]) -> str:
+    """The figures people look at, in one line."""
+    parts = {
+        "knn": "k-NN {:.1f} %",
+        "rank_me": "rank {:.1f}",
+        "uniformity": "uniformity {:.2f}",
+        "purity": "purity {:.2f}",
+        "nmi": "NMI {:.2f}",
+        "cluster_min": "clusters {:.0f}",
+        "cluster_median": "/{:.0f}",
+        "cluster_max": "/{:.0f}",
+        "cluster_entropy": "entropy {:.2f}",
+    }
+    text = "  ".join(form.format(figures[name]) for name, form in parts.items() if name in figures)
+    return text.replace("  /", "/")
