@@ -24,7 +24,7 @@ CHANNELS = 64  # of a tile
 SUM_ROWS, UNROLL = 32, 4  # of a tile of the first pass; tiles in flight
 APPLY_ROWS = 64  # of a tile of the second pass: a program has one
 PROGRAMS = 4  # of the first pass per multiprocessor
-WARPS = 4  # measured on an H200: with 8, or other tiles, 4 to 15 % slower
+WARPS = 4  # tried by hand on an H200: with 8, or other tiles, slower
 FEW = 16  # channels of a program that adds sums up
 
 
