@@ -56,7 +56,7 @@ class ScheduleConfig(Config):
 class EngineConfig(Config):
     device: str = "auto"  # auto, cpu, cuda, cuda:1 …
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    # compile: encoders and views are compiled (a minute or two). graph: and the whole step is one CUDA graph.
+    # compile: encoders and views are compiled (a minute or two). graph: all that follows the views is one CUDA graph.
     mode: Literal["auto", "eager", "compile", "graph"] = "auto"
     channels_last: bool = True
     accumulate: Count = 1  # micro-batches per optimiser step

@@ -1,4 +1,4 @@
-"""A torchvision ResNet whose BatchNorms, ReLUs and skip connections run as two kernels a layer and direction.
+"""A torchvision ResNet that takes two passes over a layer each way for BatchNorm, ReLU and skip connection together.
 
 Same modules, same names, same function. What is left between the convolutions is bound by memory, and the kernels of
 ``kernels/norm.py`` pass over it as few times as can be; a compiler needs a minute or two and more passes.
@@ -102,7 +102,7 @@ class _Convolve(torch.autograd.Function):
 def _is_small_stem(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
     """3×3 over colours in half precision, for which ``kernels/stem.py`` is made."""
     shape = (layer.in_channels, layer.kernel_size, layer.padding, layer.dilation, layer.groups)
-    fits = shape == (3, (3, 3), (1, 1), (1, 1), 1) and layer.bias is None and layer.out_channels <= MOST_CHANNELS
+    fits = shape == (3, (3, 3), (1, 1), (1, 1), 1) and layer.out_channels <= MOST_CHANNELS
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype and not x.requires_grad
     last = all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
     return fits and half and last and layer.stride[0] == layer.stride[1]

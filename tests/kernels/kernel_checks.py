@@ -1,4 +1,4 @@
-"""The Triton kernels against their plain twins; ``test_kernels.py`` says how these checks are run."""
+"""The Triton kernels against their plain twins; ``interpreted.py`` says how these checks are run."""
 
 from __future__ import annotations
 

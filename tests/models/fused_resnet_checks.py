@@ -1,4 +1,4 @@
-"""Run by ``test_fused_resnet.py``, which says how."""
+"""The fused ResNet against the plain one; ``interpreted.py`` says how these checks are run."""
 
 from __future__ import annotations
 
