@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_runs import Heard
 
+from interclr.bench.setup import prepare
 from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
 from interclr.data.canvas import Canvas
@@ -23,6 +24,7 @@ from interclr.types import Images
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+CUDA = torch.device("cuda")
 METHODS = ["npidv2", "mocov2", "byol", "simclr", "simsiam"]
 RECIPES = [f"cifar10-{method}{branch}" for method in METHODS for branch in ("", "-interclr")]
 SMALL = ["data.source=synthetic:1024", "data.batch=64", "schedule.epochs=2", "model.width=16"]
@@ -93,6 +95,22 @@ def test_resume_of_a_captured_run_is_bit_exact(recipe: str, tmp_path) -> None:
     pretrain(settings, tmp_path / "parts", screen=quiet, stop_after=12, resume=True)
     pretrain(settings, tmp_path / "parts", screen=quiet, resume=True)
     assert_same_learner(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_batches_fetched_beside_the_last_step_are_the_batches() -> None:
+    """To the bit, with the host many steps ahead: no view is written over before the graph has taken it."""
+    states = []
+    for fetches in (False, True):
+        torch.manual_seed(0)
+        pixels = torch.randint(0, 256, (2048, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        overrides = [*SMALL[1:], *INTER, *QUICK_TO_COMPILE, "engine.mode=graph", "engine.precision=bf16"]
+        here = prepare("cifar10-mocov2-interclr", [*overrides, "engine.deterministic=true"], pixels, 2048, CUDA)
+        batches = here.loader.iterate(0, 60)
+        for number in range(60):
+            here.step(here.step.fetch(batches) if fetches else next(batches), number)
+        states.append(here.learner.state_dict())
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), key
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,14 @@ def measure_streamed(
     resident, streamed, waits = [], [], []
     rounds, steps = (2, 4) if quick else (4, 4 * SYNC_EVERY)
     loader = StreamLoader(source, Order(len(source), batch, 0), device, workers)
-    batches = loader.iterate(0, 1 << 40)
+    batches, again = loader.iterate(0, 1 << 40), itertools.cycle(held)
     for _ in range(max(2 * workers, 4)):
-        step(next(batches))
+        step(here.step.fetch(batches))
     wait_for(device)
     for _ in range(rounds):
         begin = time.perf_counter()
         for count in range(steps):
-            step(held[count % len(held)])
+            step(here.step.fetch(again))
             if count % SYNC_EVERY == SYNC_EVERY - 1:
                 wait_for(device)
         wait_for(device)
@@ -61,7 +62,7 @@ def measure_streamed(
         begin, wait = time.perf_counter(), DataWait(device)
         for count in range(steps):
             wait.ask()
-            images = next(batches)
+            images = here.step.fetch(batches)
             wait.arrived()
             step(images)
             wait.stepped()

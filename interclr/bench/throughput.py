@@ -80,8 +80,9 @@ def measure_throughput(
 
 
 def _steps(prepared: Prepared, averages: Averages, first: int, count: int) -> int:
-    for number, images in enumerate(prepared.loader.iterate(first, first + count), first):
-        averages.add(prepared.step(images, number))
+    batches = prepared.loader.iterate(first, first + count)
+    for number in range(first, first + count):
+        averages.add(prepared.step(prepared.step.fetch(batches), number))
         if (number + 1) % prepared.settings.engine.log_every == 0:
             averages.flush({"step": number})
     return first + count

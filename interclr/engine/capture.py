@@ -37,6 +37,7 @@ class CapturedStep:
         self.calls = 0
         self.side = torch.cuda.Stream()
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.taken = torch.cuda.Event()  # behind the copy of the latest batch
         self.batch: Batch
         self.names: list[str]
         self.terms: Tensor  # (terms,) of the latest replay
@@ -51,6 +52,7 @@ class CapturedStep:
         for held, given in zip(_tensors(self.batch), _tensors(batch), strict=True):
             assert held.shape == given.shape, f"a graph of {tuple(held.shape)} was given {tuple(given.shape)}"
             held.copy_(given, non_blocking=True)
+        self.taken.record()
         self.graph.replay()
         return dict(zip(self.names, self.terms.clone().unbind(), strict=True))  # a copy: the next replay overwrites it
 

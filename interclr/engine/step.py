@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import torch
 import torch._inductor.config as inductor
@@ -93,6 +94,8 @@ class TrainStep:
         self.captures = mode == "graph"
         assert not self.captures or can_capture(device, precision, plan.accumulate), "see can_capture"
         self.captured: dict[bool, CapturedStep] = {}
+        self.beside = torch.cuda.Stream(device) if self.captures else None  # for what comes before the graph
+        self.fetched = False  # whether the batch at hand was loaded there
         self.warn: Callable[[str], None] = warnings.warn
         # Numbers that change from step to step. A graph reads them from the device.
         self.rate: float | Tensor = torch.zeros((), device=device) if self.captures else 0.0
@@ -104,9 +107,24 @@ class TrainStep:
             self.parallel = DistributedDataParallel(learner.intra.encoder, broadcast_buffers=False)
             learner.intra.train_through(self.parallel)
 
+    def fetch(self, batches: Iterator[Images]) -> Images:
+        """The next batch. Where steps are captured, it is loaded and its views are made beside the step before it."""
+        with self._before_the_graph():
+            images = next(batches)
+        self.fetched = self.beside is not None
+        return images
+
     def __call__(self, images: Images, step: int) -> dict[str, Tensor]:
         self._prepare(step)
-        batch = self._make_views(images)
+        if self.fetched:
+            self.fetched = False
+            with self._before_the_graph():
+                batch = self._make_views(images)
+                # The views' memory may be used again once the graph has its copy; a loader's index is another's memory.
+                batch = replace(batch, index=batch.index.clone())
+            torch.cuda.current_stream().wait_stream(self.beside)  # type: ignore[arg-type]
+        else:
+            batch = self._make_views(images)
         epoch, last = self.plan.epoch(step), (step + 1) % self.plan.accumulate == 0
         if self.captures:
             active = self.learner.inter_active(epoch)
@@ -122,10 +140,21 @@ class TrainStep:
         self.learner.maintain(step, epoch)
         return terms
 
+    def _before_the_graph(self) -> AbstractContextManager[object]:
+        """Work on a stream that waits for the last step only until its graph has taken the batch given to it."""
+        if self.beside is None:
+            return contextlib.nullcontext()
+        taken = [captured.taken for captured in self.captured.values() if captured.graph is not None]
+        for event in taken:
+            self.beside.wait_event(event)
+        if not taken:
+            self.beside.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.beside)
+
     def _give_up_capturing(self, error: CaptureFailed) -> None:
         """A capture computes nothing, so the step can be made in the ordinary way, as all that follow."""
         self.warn(f"the step cannot be captured as a CUDA graph and is launched in the ordinary way: {error}")
-        self.captures, self.captured = False, {}
+        self.captures, self.captured, self.beside = False, {}, None
         self.optimiser.zero_grad(set_to_none=True)
         self.learner.intra.generator = torch.Generator(self.device)  # the other belongs to the graph that failed
         torch.cuda.empty_cache()

@@ -228,13 +228,13 @@ class Training:
         while self.step < last:
             wait.ask()
             try:
-                images = next(batches)
+                images = self.step_once.fetch(batches)
             except RuntimeError:
                 if not self.stop_asked:
                     raise
                 # A signal to the whole process group has also ended the workers.
                 batches = iter(self.loader.iterate(self.step, last))
-                images = next(batches)
+                images = self.step_once.fetch(batches)
             wait.arrived()
             self.averages.add(self.step_once(images, self.step))
             wait.stepped()
