@@ -5,9 +5,9 @@ sums, then one read and one write. Backward: the gradients of the two uses of an
 connection) are added while they are read; whether the ReLU let a value through is worked out again from BatchNorm's
 input, or read from the output where a residual was added.
 
-Rows (images × places) go to as many programs as keep the device busy; their sums lie side by side, and the last program
-to hand its own in adds them up in a fixed order, so results are repeatable. The first pass walks from the end to the
-start and the second back, so that each meets what is still in the cache.
+Rows (images × places) go to as many programs as keep the device busy; their sums lie side by side and are added in a
+fixed order, so results are repeatable: no atomics. The first pass walks from the end to the start and the second back,
+so that each meets what is still in the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUM_ROWS, UNROLL = 32, 4  # of a tile of the first pass; tiles in flight
 APPLY_ROWS = 64  # of a tile of the second pass: a program has one
 PROGRAMS = 4  # of the first pass per multiprocessor
 WARPS = 4  # tried by hand on an H200: with 8, or other tiles, slower
-TICKETS = 4096  # parts × blocks of channels, at most
+FEW = 16  # channels of a program that adds sums up
 
 
 class Normalised(NamedTuple):
@@ -50,7 +50,6 @@ def normalise(
     running_mean: Tensor,
     running_var: Tensor,
     batches: Tensor,  # 0-d, counts the views that have passed
-    tickets: Tensor,  # (TICKETS,) int32 zeros, and zeros again afterwards; not for two calls at a time
     momentum: float,
     eps: float,
     residual: Tensor | None,
@@ -60,11 +59,9 @@ def normalise(
     plan = _plan(x, parts)
     assert residual is None or residual.is_contiguous(), "rows must lie one after the other"
     sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
+    _sums[plan.sum_grid](x, sums, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, num_warps=WARPS)
     mean, variance = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
-    _sums[plan.sum_grid](
-        x, sums, tickets, mean, variance, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL,
-        num_warps=WARPS,
-    )  # fmt: skip
+    _moments[plan.add_grid](x, sums, mean, variance, *plan.sizes, parts, SUM_ROWS, FEW, plan.padded, num_warps=4)
     output = torch.empty_like(x)
     _apply[plan.apply_grid](
         x, x if residual is None else residual, output, mean, variance, weight, bias, running_mean, running_var,
@@ -83,7 +80,6 @@ def normalise_backward(
     variance: Tensor,
     weight: Tensor,
     bias: Tensor,
-    tickets: Tensor,
     eps: float,
     relu: bool,
 ) -> Gradients:
@@ -93,13 +89,14 @@ def normalise_backward(
     )
     plan = _plan(x, parts)
     sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
-    totals = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
     before = torch.empty_like(x) if residual else first
     _backward_sums[plan.sum_grid](
-        first, x if second is None else second, x, x if output is None else output, before, sums, tickets, totals,
-        mean, variance, weight, bias, eps, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL,
-        second is not None, residual, relu, num_warps=WARPS,
+        first, x if second is None else second, x, x if output is None else output, before, sums, mean, variance,
+        weight, bias, eps, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, second is not None, residual, relu,
+        num_warps=WARPS,
     )  # fmt: skip
+    totals = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
+    _backward_moments[plan.add_grid](sums, totals, *plan.sizes[1:], parts, FEW, plan.padded, num_warps=4)
     gradient = torch.empty_like(x)
     weight_gradient, bias_gradient = torch.empty_like(weight), torch.empty_like(bias)
     two = second is not None and not residual  # else they have been added already
@@ -112,8 +109,10 @@ def normalise_backward(
 
 class _Plan(NamedTuple):
     sum_grid: tuple[int, int, int]  # programs of a part, parts, blocks of channels
+    add_grid: tuple[int, int]
     apply_grid: tuple[int, int, int]
     programs: int
+    padded: int  # programs, as a power of two
     sizes: tuple[int, int, int]  # rows of a part, channels, programs
     wide: int  # channels of a tile
     even: bool  # tiles fit without a rest
@@ -125,14 +124,15 @@ def _plan(x: Tensor, parts: int) -> _Plan:
     assert rows * parts == x.shape[0], f"{x.shape[0]} rows are not {parts} equal parts"
     wide = min(CHANNELS, triton.next_power_of_2(channels))
     blocks = triton.cdiv(channels, wide)
-    assert parts * blocks <= TICKETS, f"{parts} parts of {channels} channels are too many"
     wanted = triton.cdiv(PROGRAMS * _multiprocessors(x.device), parts * blocks)
     programs = max(1, min(wanted, triton.cdiv(rows, SUM_ROWS * UNROLL)))
     even = rows % (SUM_ROWS * UNROLL) == 0 and rows % APPLY_ROWS == 0 and channels % wide == 0
     return _Plan(
         (programs, parts, blocks),
+        (triton.cdiv(channels, FEW), parts),
         (triton.cdiv(rows, APPLY_ROWS), parts, blocks),
         programs,
+        triton.next_power_of_2(programs),
         (rows, channels, programs),
         wide,
         even,
@@ -167,34 +167,21 @@ def _write(pointer, offset, inside, value, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _hand_in(sums, one, two, tickets, part, program, parts, programs, channels, column):
-    """Write a program's two sums. Whether it is the last of its part and channels to do so, and may add them all up."""
+def _write_sums(sums, one, two, part, program, parts, programs, channels, column):
     at = (part * programs + program) * channels + column
     tl.store(sums + at, one, column < channels)
     tl.store(sums + parts * programs * channels + at, two, column < channels)
-    tl.debug_barrier()  # all threads have written before one of them takes a ticket
-    mine = tickets + part * tl.num_programs(2) + tl.program_id(2)
-    last = tl.atomic_add(mine, 1, sem="acq_rel") == programs - 1
-    if last:
-        tl.store(mine, 0)
-    return last
 
 
 @triton.jit
-def _add_up(sums, part, parts, programs, channels, column, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """Both sums of a part over its programs, in a fixed order. Read from where other programs' writes are seen."""
-    one = tl.zeros((HIGH, WIDE), tl.float32)
-    two = tl.zeros((HIGH, WIDE), tl.float32)
-    second = sums + parts * programs * channels
-    first = part * 0
-    while first < programs:
-        program = first + tl.arange(0, HIGH)
-        at = (part * programs + program)[:, None] * channels + column[None, :]
-        there = (program < programs)[:, None] & (column < channels)[None, :]
-        one += tl.load(sums + at, there, other=0.0, cache_modifier=".cg")
-        two += tl.load(second + at, there, other=0.0, cache_modifier=".cg")
-        first += HIGH
-    return tl.sum(one, axis=0), tl.sum(two, axis=0)
+def _add_up(sums, part, parts, programs, channels, column, PADDED: tl.constexpr):
+    """Both sums of a part over its programs, in a fixed order."""
+    program = tl.arange(0, PADDED)
+    at = (part * programs + program)[:, None] * channels + column[None, :]
+    there = (program < programs)[:, None] & (column < channels)[None, :]
+    one = tl.sum(tl.load(sums + at, there, other=0.0), axis=0)
+    two = tl.sum(tl.load(sums + parts * programs * channels + at, there, other=0.0), axis=0)
+    return one, two
 
 
 @triton.jit
@@ -215,10 +202,10 @@ def _away(x, start, tile, base, rows, channels, column, HIGH: tl.constexpr, EVEN
 
 @triton.jit
 def _sums(
-    x, sums, tickets, means, variances, rows, channels, programs,
+    x, sums, rows, channels, programs,
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Mean and variance of a part by Σ (x − s) and Σ (x − s)², s the mean of its first rows: nothing cancels."""
+    """Σ (x − s) and Σ (x − s)² with s the mean of the part's first rows: near enough that nothing cancels."""
     program, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     base = part.to(tl.int64) * rows
@@ -235,13 +222,23 @@ def _sums(
         one += (a + b) + (c + d)
         two += (a * a + b * b) + (c * c + d * d)
         group -= programs
-    one, two = tl.sum(one, axis=0), tl.sum(two, axis=0)
-    if _hand_in(sums, one, two, tickets, part, program, parts, programs, channels, column):
-        one, two = _add_up(sums, part, parts, programs, channels, column, HIGH, WIDE)
-        away = one / rows
-        tl.store(means + part * channels + column, start + away, column < channels)
-        variance = tl.maximum(two / rows - away * away, 0.0)
-        tl.store(variances + part * channels + column, variance, column < channels)
+    _write_sums(sums, tl.sum(one, axis=0), tl.sum(two, axis=0), part, program, parts, programs, channels, column)
+
+
+@triton.jit
+def _moments(
+    x, sums, means, variances, rows, channels, programs, parts,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Mean and variance of a part."""
+    column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    part = tl.program_id(1)
+    known = column < channels
+    start = _start(x, part.to(tl.int64) * rows, rows, channels, column, HIGH)
+    one, two = _add_up(sums, part, parts, programs, channels, column, PADDED)
+    away = one / rows
+    tl.store(means + part * channels + column, start + away, known)
+    tl.store(variances + part * channels + column, tl.maximum(two / rows - away * away, 0.0), known)
 
 
 @triton.jit
@@ -323,8 +320,7 @@ def _gradient(
 
 @triton.jit
 def _backward_sums(
-    first, second, x, output, before, sums, tickets, totals, means, variances, weight, bias, eps,
-    rows, channels, programs,
+    first, second, x, output, before, sums, means, variances, weight, bias, eps, rows, channels, programs,
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
     TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
@@ -346,11 +342,19 @@ def _backward_sums(
             one += f + g
             two += f * (a - mean[None, :]) + g * (b - mean[None, :])
         group -= programs
-    one, two = tl.sum(one, axis=0), tl.sum(two, axis=0) * deviation
-    if _hand_in(sums, one, two, tickets, part, program, parts, programs, channels, column):
-        one, two = _add_up(sums, part, parts, programs, channels, column, HIGH, WIDE)
-        tl.store(totals + part * channels + column, one, column < channels)
-        tl.store(totals + (parts + part) * channels + column, two, column < channels)
+    _write_sums(
+        sums, tl.sum(one, axis=0), tl.sum(two, axis=0) * deviation, part, program, parts, programs, channels, column
+    )
+
+
+@triton.jit
+def _backward_moments(sums, totals, channels, programs, parts, WIDE: tl.constexpr, PADDED: tl.constexpr):
+    """Σ g and Σ g·x̂ of a part."""
+    column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    part = tl.program_id(1)
+    one, two = _add_up(sums, part, parts, programs, channels, column, PADDED)
+    tl.store(totals + part * channels + column, one, column < channels)
+    tl.store(totals + (parts + part) * channels + column, two, column < channels)
 
 
 @triton.jit

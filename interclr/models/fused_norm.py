@@ -28,32 +28,23 @@ class FusedBatchNorm(SplitBatchNorm):
         first, second = _Normalise.apply(x, residual, self.weight, self.bias, self, relu)  # type: ignore[no-untyped-call]
         return first, second
 
-    def tickets(self, device: torch.device) -> Tensor:
-        """Counters that the kernels leave at zero. Each layer's own, as two networks may run beside each other."""
-        from interclr.kernels.norm import TICKETS
-
-        kept: Tensor | None = self.__dict__.get("_tickets")
-        if kept is None or kept.device != device:
-            kept = self.__dict__["_tickets"] = torch.zeros(TICKETS, dtype=torch.int32, device=device)
-        return kept
-
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, norm: FusedBatchNorm, relu: bool
+        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, norm: SplitBatchNorm, relu: bool
     ) -> tuple[Tensor, Tensor]:
         from interclr.kernels.norm import normalise as run
 
         rows, parts = _rows(x), norm.parts(len(x))
         result = run(
             rows, parts, norm.views, weight, bias, norm.running_mean, norm.running_var,
-            norm.num_batches_tracked, norm.tickets(x.device), norm.momentum, norm.eps,
+            norm.num_batches_tracked, norm.momentum, norm.eps,
             None if residual is None else _rows(residual.to(x.dtype)), relu,
         )  # fmt: skip
         output = _images(result.output, x)
         ctx.save_for_backward(x, output if residual is not None else None, result.mean, result.variance, weight, bias)
-        ctx.norm, ctx.relu = norm, relu
+        ctx.eps, ctx.relu = norm.eps, relu
         ctx.set_materialize_grads(False)
         return output, output.detach()
 
@@ -68,8 +59,7 @@ class _Normalise(torch.autograd.Function):
             return (None,) * 6
         result = run(
             _rows(first), None if second is None else _rows(second), _rows(x),
-            None if output is None else _rows(output), mean, variance, weight, bias,
-            ctx.norm.tickets(x.device), ctx.norm.eps, ctx.relu,
+            None if output is None else _rows(output), mean, variance, weight, bias, ctx.eps, ctx.relu,
         )  # fmt: skip
         residual = None if result.residual is None else _images(result.residual, x)
         return _images(result.input, x), residual, result.weight, result.bias, None, None

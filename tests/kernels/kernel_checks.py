@@ -229,9 +229,9 @@ def test_norm_and_its_gradient(
     gradients = [numbers(rows, channels).to(dtype) for _ in range(uses)]
     running = numbers(channels), numbers(channels).abs()
     expected_running = [value.double() for value in running]
-    batches, tickets = torch.tensor(7, device=DEVICE), torch.zeros(4096, dtype=torch.int32, device=DEVICE)
+    batches = torch.tensor(7, device=DEVICE)
 
-    result = normalise(x, parts, views, weight, bias, *running, batches, tickets, 0.1, 1e-5, residual, relu)
+    result = normalise(x, parts, views, weight, bias, *running, batches, 0.1, 1e-5, residual, relu)
     assert batches.item() == 7 + views
     leaves = [value.double().requires_grad_() for value in (x, weight, bias, *([residual] if skip else []))]
     output, mean, variance = plain_norm(leaves[0], parts, leaves[1], leaves[2], leaves[3] if skip else None, relu)
@@ -254,23 +254,12 @@ def test_norm_and_its_gradient(
     total = torch.stack([gradient.double() for gradient in gradients]).sum(0) * passed
     second = gradients[1] if uses == 2 else None
     got = normalise_backward(
-        gradients[0],
-        second,
-        x,
-        result.output if skip else None,
-        result.mean,
-        result.variance,
-        weight,
-        bias,
-        tickets,
-        1e-5,
-        relu,
+        gradients[0], second, x, result.output if skip else None, result.mean, result.variance, weight, bias, 1e-5, relu
     )
     if got.residual is not None:
         torch.testing.assert_close(got.residual.double(), total, rtol=2**-7, atol=1e-6)
         total = got.residual.double()  # rounded: what BatchNorm's gradient is worked out from
     assert (got.residual is not None) == skip
-    assert not tickets.any()
     linear.backward(total)
     torch.testing.assert_close(got.input.double(), leaves[0].grad, **loose)
     torch.testing.assert_close(got.weight.double(), leaves[1].grad, rtol=2e-3, atol=2e-3)
@@ -284,21 +273,8 @@ def test_norm_lets_nan_through() -> None:
     x = torch.randn(64, 4, device=DEVICE)
     x[5, 2] = float("nan")
     ones, zeros = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
-    tickets = torch.zeros(4096, dtype=torch.int32, device=DEVICE)
     output = normalise(
-        x,
-        1,
-        1,
-        ones,
-        zeros,
-        zeros.clone(),
-        ones.clone(),
-        torch.tensor(0, device=DEVICE),
-        tickets,
-        0.1,
-        1e-5,
-        None,
-        True,
+        x, 1, 1, ones, zeros, zeros.clone(), ones.clone(), torch.tensor(0, device=DEVICE), 0.1, 1e-5, None, True
     ).output
     assert output[:, 2].isnan().all()
     assert not output[:, [0, 1, 3]].isnan().any()
@@ -362,6 +338,6 @@ def test_the_variance_survives_an_outlier_in_the_first_row() -> None:
     x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     x[0] = 1000.0
     ones, zeros = torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE)
-    batches, tickets = torch.tensor(0, device=DEVICE), torch.zeros(4096, dtype=torch.int32, device=DEVICE)
-    result = normalise(x, 1, 1, ones, zeros, zeros.clone(), ones.clone(), batches, tickets, 0.1, 1e-5, None, False)
+    batches = torch.tensor(0, device=DEVICE)
+    result = normalise(x, 1, 1, ones, zeros, zeros.clone(), ones.clone(), batches, 0.1, 1e-5, None, False)
     torch.testing.assert_close(result.variance[0].double(), x.double().var(0, correction=0), rtol=1e-4, atol=0)
