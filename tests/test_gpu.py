@@ -179,7 +179,10 @@ def test_compiled_equals_eager(tmp_path) -> None:
         ("cifar10-mocov2-interclr", ["inter.labels={name: offline}", "inter.head=separate"]),
         ("cifar10-mocov2-interclr", ["inter.bank_dtype=bfloat16", "engine.channels_last=false"]),
         ("cifar10-mocov2-interclr", ["model.stem=standard", "data.image_size=64", "model.norm=group"]),
-        ("cifar10-mocov2-interclr", ["model.stem=standard", "model.backbone=resnet50", "model.width=64"]),
+        (
+            "cifar10-mocov2-interclr",
+            ["model.stem=standard", "model.backbone=resnet50", "model.width=64", "data.image_size=96"],
+        ),
         ("cifar10-byol-interclr", ["data.resident=false", "data.workers=2"]),
     ],
 )

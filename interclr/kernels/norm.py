@@ -3,7 +3,9 @@
 Memory decides here, so the count of passes over an activation is what these kernels save. Forward: one read for the
 sums, then one read and one write. Backward: the gradients of the two uses of an output (the next convolution, the skip
 connection) are added while they are read; whether the ReLU let a value through is worked out again from BatchNorm's
-input, or read from the output where a residual was added.
+input, or read from the output where a residual was added. A residual that is normalised itself, as where a stage of a
+ResNet begins, is normalised while it is read. What such a stage's 1×1 convolution with stride 2 takes of its input is
+written beside it: the gradient of that quarter is then as small.
 
 Rows (images × places) go to as many programs as keep the device busy; their sums lie side by side and are added in a
 fixed order, so results are repeatable: no atomics. The first pass walks from the end to the start and the second back,
@@ -25,11 +27,23 @@ SUM_ROWS, UNROLL = 32, 4  # of a tile of the first pass; tiles in flight
 APPLY_ROWS = 64  # of a tile of the second pass: a program has one
 PROGRAMS = 4  # of the first pass per multiprocessor
 WARPS = 4  # tried by hand on an H200: with 8, or other tiles, slower
+REGISTERS = 65_536 // (PROGRAMS * WARPS * 32)  # so that the programs of the first pass run all at once
 FEW = 16  # channels of a program that adds sums up
 
 
-class Normalised(NamedTuple):
-    output: Tensor  # like the input
+class Norm(NamedTuple):
+    """A BatchNorm layer."""
+
+    weight: Tensor  # (C,) float32, as all that follow
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    batches: Tensor  # 0-d, counts the views that have passed
+    momentum: float
+    eps: float
+
+
+class Moments(NamedTuple):
     mean: Tensor  # (parts, C) float32
     variance: Tensor  # (parts, C) float32
 
@@ -41,70 +55,83 @@ class Gradients(NamedTuple):
     bias: Tensor  # (C,) float32
 
 
-def normalise(
-    x: Tensor,  # (R, C) rows in memory one after the other
-    parts: int,
-    views: int,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    batches: Tensor,  # 0-d, counts the views that have passed
-    momentum: float,
-    eps: float,
-    residual: Tensor | None,
-    relu: bool,
-) -> Normalised:
-    """relu(norm(x) + residual). The running statistics follow the views in turn, the mean over the parts of each."""
+def moments(x: Tensor, parts: int) -> Moments:
+    """Of (R, C) rows that lie in memory one after the other, in equal parts."""
     plan = _plan(x, parts)
-    assert residual is None or residual.is_contiguous(), "rows must lie one after the other"
     sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
     _sums[plan.sum_grid](x, sums, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, num_warps=WARPS)
     mean, variance = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
     _moments[plan.add_grid](x, sums, mean, variance, *plan.sizes, parts, SUM_ROWS, FEW, plan.padded, num_warps=4)
+    return Moments(mean, variance)
+
+
+def normalise(
+    x: Tensor,  # (R, C)
+    found: Moments,  # of x
+    norm: Norm,
+    views: int,
+    residual: Tensor | None = None,  # (R, C)
+    residual_norm: tuple[Moments, Norm] | None = None,  # where the residual is to be normalised as well
+    relu: bool = False,
+    size: tuple[int, int] | None = None,  # height and width of the images whose places the rows are
+) -> tuple[Tensor, Tensor | None]:
+    """relu(norm(x) + residual), and with ``size`` also every second row and column of it.
+
+    The running statistics follow the views in turn, the mean over the parts of each.
+    """
+    parts = len(found.mean)
+    plan = _plan(x, parts)
+    assert residual is None or residual.is_contiguous(), "rows must lie one after the other"
     output = torch.empty_like(x)
+    quarter = None if size is None else x.new_empty(_quarter_of(len(x), size), x.shape[1])
+    its_moments, its_norm = residual_norm or (found, norm)
     _apply[plan.apply_grid](
-        x, x if residual is None else residual, output, mean, variance, weight, bias, running_mean, running_var,
-        batches, momentum, eps, *plan.sizes[:2], APPLY_ROWS, plan.wide, plan.even, parts, views, residual is not None,
-        relu, num_warps=WARPS,
+        x, x if residual is None else residual, output, output if quarter is None else quarter,
+        *found, *norm, *its_moments, *its_norm, *plan.sizes[:2], *(size or (1, 1)), APPLY_ROWS, plan.wide, plan.even,
+        parts, views, residual is not None, residual_norm is not None, relu, size is not None, num_warps=WARPS,
     )  # fmt: skip
-    return Normalised(output, mean, variance)
+    return output, quarter
 
 
 def normalise_backward(
     first: Tensor,  # (R, C) gradient of the output
-    second: Tensor | None,  # the gradient of another use of the output
+    second: Tensor | None,  # the gradient of another use of the output; with ``size`` of the quarter of it
     x: Tensor,
     output: Tensor | None,  # where there was a residual: what tells which values the ReLU let through
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
+    found: Moments,
+    norm: Norm,
     relu: bool,
+    size: tuple[int, int] | None = None,
 ) -> Gradients:
-    parts, residual = len(mean), output is not None
+    parts, residual = len(found.mean), output is not None
     assert all(rows is None or rows.is_contiguous() for rows in (first, second, output)), (
         "rows must lie one after the other"
     )
+    assert size is None or residual, "a quarter is taken behind a residual only"
     plan = _plan(x, parts)
     sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
     before = torch.empty_like(x) if residual else first
+    line = (*found, norm.weight, norm.bias)
     _backward_sums[plan.sum_grid](
-        first, x if second is None else second, x, x if output is None else output, before, sums, mean, variance,
-        weight, bias, eps, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, second is not None, residual, relu,
-        num_warps=WARPS,
+        first, x if second is None else second, x, x if output is None else output, before, sums, *line, norm.eps,
+        *plan.sizes, *(size or (1, 1)), SUM_ROWS, plan.wide, plan.even, UNROLL, second is not None, residual, relu,
+        size is not None, num_warps=WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
     totals = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
     _backward_moments[plan.add_grid](sums, totals, *plan.sizes[1:], parts, FEW, plan.padded, num_warps=4)
     gradient = torch.empty_like(x)
-    weight_gradient, bias_gradient = torch.empty_like(weight), torch.empty_like(bias)
+    weight_gradient, bias_gradient = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
     two = second is not None and not residual  # else they have been added already
     _backward_apply[plan.apply_grid](
-        before, second if two else x, x, gradient, totals, mean, variance, weight, bias, weight_gradient, bias_gradient,
-        eps, *plan.sizes[:2], APPLY_ROWS, plan.wide, plan.even, parts, two, relu and not residual, num_warps=WARPS,
+        before, second if two else x, x, gradient, totals, *line, weight_gradient, bias_gradient, norm.eps,
+        *plan.sizes[:2], APPLY_ROWS, plan.wide, plan.even, parts, two, relu and not residual, num_warps=WARPS,
     )  # fmt: skip
     return Gradients(gradient, before if residual else None, weight_gradient, bias_gradient)
+
+
+def _quarter_of(rows: int, size: tuple[int, int]) -> int:
+    height, width = size
+    return rows // (height * width) * ((height + 1) // 2) * ((width + 1) // 2)
 
 
 class _Plan(NamedTuple):
@@ -149,6 +176,21 @@ def _place(tile, base, rows, channels, column, HIGH: tl.constexpr):
     """Offsets (HIGH, WIDE) of a tile, and which of them exist."""
     row = tile * HIGH + tl.arange(0, HIGH)
     return (base + row)[:, None] * channels + column[None, :], (row < rows)[:, None] & (column < channels)[None, :]
+
+
+@triton.jit
+def _place_in_quarter(
+    tile, base, rows, channels, column, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr
+):  # fmt: skip
+    """Offsets (HIGH, WIDE) of a tile among every second row and column of the images, and which of them exist."""
+    row = tile * HIGH + tl.arange(0, HIGH)
+    image, top, left = row // (HEIGHT * WIDTH), row // WIDTH % HEIGHT, row % WIDTH
+    half_height: tl.constexpr = (HEIGHT + 1) // 2
+    half_width: tl.constexpr = (WIDTH + 1) // 2
+    start = base // (HEIGHT * WIDTH) * (half_height * half_width)  # a part is whole images
+    there = (image * half_height + top // 2) * half_width + left // 2
+    taken = (top % 2 == 0) & (left % 2 == 0) & (row < rows)
+    return (start + there)[:, None] * channels + column[None, :], taken[:, None] & (column < channels)[None, :]
 
 
 @triton.jit
@@ -267,27 +309,42 @@ def _run_on(
 
 @triton.jit
 def _apply(
-    x, residual, output, means, variances, weight, bias, running_mean, running_var, batches, momentum, eps,
-    rows, channels, HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
-    PARTS: tl.constexpr, VIEWS: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+    x, residual, output, quarter,
+    means, variances, weight, bias, running_mean, running_var, batches, momentum, eps,
+    its_means, its_variances, its_weight, its_bias, its_running_mean, its_running_var, its_batches, its_momentum,
+    its_eps, rows, channels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr, VIEWS: tl.constexpr,
+    RESIDUAL: tl.constexpr, ITS_NORM: tl.constexpr, RELU: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
-    part = tl.program_id(1)
+    tile, part = tl.program_id(0), tl.program_id(1)
+    base = part.to(tl.int64) * rows
     column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
-    offset, inside = _place(tl.program_id(0), part.to(tl.int64) * rows, rows, channels, column, HIGH)
+    offset, inside = _place(tile, base, rows, channels, column, HIGH)
     value = _read(x, offset, inside, EVEN)
     if RESIDUAL:
         other = _read(residual, offset, inside, EVEN)
     _, _, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
     value = value * scale[None, :] + shift[None, :]
+    if ITS_NORM:
+        _, _, scale, shift = _line(its_means, its_variances, its_weight, its_bias, its_eps, part, channels, column)
+        other = other * scale[None, :] + shift[None, :]
     if RESIDUAL:
         value += other
     if RELU:
         value = tl.where(value <= 0, 0.0, value)  # so that NaN stays NaN
     _write(output, offset, inside, value, EVEN)
-    if tl.program_id(0) == 0 and part == 0:
+    if QUARTER:
+        there, taken = _place_in_quarter(tile, base, rows, channels, column, HEIGHT, WIDTH, HIGH)
+        tl.store(quarter + there, value.to(quarter.dtype.element_ty), taken)
+    if tile == 0 and part == 0:
         _run_on(
             means, variances, running_mean, running_var, batches, momentum, rows, channels, column, PARTS, VIEWS
         )  # fmt: skip
+        if ITS_NORM:
+            _run_on(
+                its_means, its_variances, its_running_mean, its_running_var, its_batches, its_momentum, rows, channels,
+                column, PARTS, VIEWS,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -302,12 +359,17 @@ def _line(means, variances, weight, bias, eps, part, channels, column):
 
 @triton.jit
 def _gradient(
-    first, second, output, before, value, scale, shift, offset, inside,
-    EVEN: tl.constexpr, TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+    first, second, output, before, value, scale, shift, tile, base, rows, channels, column,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr,
+    TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
     """The gradient behind the ReLU; with a residual it is also that one's, and is written."""
+    offset, inside = _place(tile, base, rows, channels, column, HIGH)
     gradient = _read(first, offset, inside, EVEN)
-    if TWO:
+    if TWO and QUARTER:
+        there, taken = _place_in_quarter(tile, base, rows, channels, column, HEIGHT, WIDTH, HIGH)
+        gradient += tl.load(second + there, taken, other=0.0).to(tl.float32)
+    elif TWO:
         gradient += _read(second, offset, inside, EVEN)
     if RELU:
         passed = _read(output, offset, inside, EVEN) if RESIDUAL else value * scale[None, :] + shift[None, :]
@@ -320,9 +382,10 @@ def _gradient(
 
 @triton.jit
 def _backward_sums(
-    first, second, x, output, before, sums, means, variances, weight, bias, eps, rows, channels, programs,
+    first, second, x, output, before, sums, means, variances, weight, bias, eps,
+    rows, channels, programs, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
-    TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+    TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
     """Σ g and Σ g·x̂ of the gradient g behind the ReLU."""
     program, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -334,11 +397,19 @@ def _backward_sums(
     group = tl.cdiv(rows, HIGH * UNROLL) - 1 - program
     while group >= 0:
         for turn in tl.static_range(0, UNROLL, 2):
-            at, there = _place(group * UNROLL + turn, base, rows, channels, column, HIGH)
-            after, thither = _place(group * UNROLL + turn + 1, base, rows, channels, column, HIGH)
-            a, b = _read(x, at, there, EVEN), _read(x, after, thither, EVEN)
-            f = _gradient(first, second, output, before, a, scale, shift, at, there, EVEN, TWO, RESIDUAL, RELU)
-            g = _gradient(first, second, output, before, b, scale, shift, after, thither, EVEN, TWO, RESIDUAL, RELU)
+            here, after = group * UNROLL + turn, group * UNROLL + turn + 1
+            at, there = _place(here, base, rows, channels, column, HIGH)
+            a = _read(x, at, there, EVEN)
+            at, there = _place(after, base, rows, channels, column, HIGH)
+            b = _read(x, at, there, EVEN)
+            f = _gradient(
+                first, second, output, before, a, scale, shift, here, base, rows, channels, column, HEIGHT, WIDTH,
+                HIGH, EVEN, TWO, RESIDUAL, RELU, QUARTER,
+            )  # fmt: skip
+            g = _gradient(
+                first, second, output, before, b, scale, shift, after, base, rows, channels, column, HEIGHT, WIDTH,
+                HIGH, EVEN, TWO, RESIDUAL, RELU, QUARTER,
+            )  # fmt: skip
             one += f + g
             two += f * (a - mean[None, :]) + g * (b - mean[None, :])
         group -= programs
@@ -367,16 +438,20 @@ def _backward_apply(
     part = tl.program_id(1)
     column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     known = column < channels
-    offset, inside = _place(tl.program_id(0), part.to(tl.int64) * rows, rows, channels, column, HIGH)
+    tile, base = tl.program_id(0), part.to(tl.int64) * rows
+    offset, inside = _place(tile, base, rows, channels, column, HIGH)
     value = _read(x, offset, inside, EVEN)
     mean, deviation, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
-    gradient = _gradient(first, second, x, result, value, scale, shift, offset, inside, EVEN, TWO, False, RELU)
+    gradient = _gradient(
+        first, second, x, result, value, scale, shift, tile, base, rows, channels, column, 1, 1,
+        HIGH, EVEN, TWO, False, RELU, False,
+    )  # fmt: skip
     one = tl.load(totals + part * channels + column, known, other=0.0)
     two = tl.load(totals + (PARTS + part) * channels + column, known, other=0.0)
     slope = two / rows * deviation * scale
     level = one / rows * scale - slope * mean
     _write(result, offset, inside, gradient * scale[None, :] - value * slope[None, :] - level[None, :], EVEN)
-    if tl.program_id(0) == 0 and part == 0:
+    if tile == 0 and part == 0:
         for other in tl.static_range(1, PARTS):
             one += tl.load(totals + other * channels + column, known, other=0.0)
             two += tl.load(totals + (PARTS + other) * channels + column, known, other=0.0)

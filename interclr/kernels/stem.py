@@ -2,7 +2,7 @@
 
 With 27 numbers in and many channels out it is bound by writing the result; a general convolution pads the colours to
 eight and takes several times as long. In half precision, sums in float32; the gradient of the weights is added up in a
-fixed order.
+fixed order. The mean and variance that BatchNorm wants of the result are found on the way, without reading it again.
 """
 
 from __future__ import annotations
@@ -12,23 +12,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from interclr.kernels.norm import Moments
+
 ROWS = 128  # places of a tile
 TAPS = 32  # 27, as a power of two
 PROGRAMS = 512  # that share the gradient
+TILES, FEW = 64, 16  # tiles at a time, and channels, of a program that puts tiles' moments together
 
 
-def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """(B, 3, H, W) and (C, 3, 3, 3), both with channels last in memory → (B, C, H', W') with channels last."""
+def convolve(x: Tensor, weight: Tensor, stride: int, parts: int = 1) -> tuple[Tensor, Moments | None]:
+    """(B, 3, H, W) and (C, 3, 3, 3), both with channels last in memory → (B, C, H', W') with channels last.
+
+    With it the moments of its ``parts``, unless tiles lie across them.
+    """
     count, _, height, width = x.shape
     high, wide = (height - 1) // stride + 1, (width - 1) // stride + 1
     channels = weight.shape[0]
     output = x.new_empty(count, high, wide, channels)
     rows = count * high * wide
-    _convolve[(triton.cdiv(rows, ROWS),)](
-        x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), output, rows, channels,
-        height, width, high, wide, stride, ROWS, TAPS, triton.next_power_of_2(channels), num_warps=4,
+    tiles = triton.cdiv(rows, ROWS)
+    with_moments = rows % (parts * ROWS) == 0
+    partial = x.new_empty(2, tiles if with_moments else 0, channels, dtype=torch.float32)
+    _convolve[(tiles,)](
+        x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), output, partial, rows, channels,
+        height, width, high, wide, stride, ROWS, TAPS, triton.next_power_of_2(channels), with_moments, num_warps=4,
     )  # fmt: skip
-    return output.permute(0, 3, 1, 2)
+    result = output.permute(0, 3, 1, 2)
+    if not with_moments:
+        return result, None
+    mean, variance = x.new_empty(2, parts, channels, dtype=torch.float32)
+    _combine[(triton.cdiv(channels, FEW), parts)](
+        partial, mean, variance, tiles // parts, channels, ROWS, TILES, FEW, num_warps=4
+    )
+    return result, Moments(mean, variance)
 
 
 def weight_gradient(x: Tensor, gradient: Tensor, stride: int) -> Tensor:
@@ -64,18 +80,60 @@ def _patches(
 
 @triton.jit
 def _convolve(
-    x, weight, output, rows, channels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr,
+    x, weight, output, partial, rows, channels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr,
     WIDE: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr,
+    MOMENTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tap, channel = tl.arange(0, TAPS), tl.arange(0, CHANNELS)
     patches = _patches(x, row, rows, HEIGHT, WIDTH, HIGH, WIDE, STRIDE, TAPS)
     known = (tap < 27)[:, None] & (channel < channels)[None, :]
     kernel = tl.load(weight + channel[None, :] * 27 + tap[:, None], known, other=0.0)
-    result = tl.dot(patches, kernel)
+    result = tl.dot(patches, kernel).to(output.dtype.element_ty)
     at = row.to(tl.int64)[:, None] * channels + channel[None, :]
     there = (row < rows)[:, None] & (channel < channels)[None, :]
-    tl.store(output + at, result.to(output.dtype.element_ty), there)
+    tl.store(output + at, result, there)
+    if MOMENTS:  # of this tile, as it was written: its mean, and the squares around it
+        value = result.to(tl.float32)
+        mean = tl.sum(value, axis=0) / ROWS
+        away = value - mean[None, :]
+        mine = partial + tl.program_id(0) * channels + channel
+        tl.store(mine, mean, channel < channels)
+        tl.store(mine + tl.num_programs(0) * channels, tl.sum(away * away, axis=0), channel < channels)
+
+
+@triton.jit
+def _combine(
+    partial, means, variances, tiles, channels, ROWS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Mean and variance of a part of those of its tiles, in a fixed order."""
+    channel = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    own = partial + part * tiles * channels
+    squares = own + parts * tiles * channels
+    total = tl.zeros((HIGH, WIDE), tl.float32)
+    start = part * 0
+    while start < tiles:
+        at, there = _tiles(start, tiles, channels, channel, HIGH)
+        total += tl.load(own + at, there, other=0.0)
+        start += HIGH
+    mean = tl.sum(total, axis=0) / tiles
+    around = tl.zeros((HIGH, WIDE), tl.float32)
+    start = part * 0
+    while start < tiles:
+        at, there = _tiles(start, tiles, channels, channel, HIGH)
+        away = tl.where(there, tl.load(own + at, there, other=0.0) - mean[None, :], 0.0)
+        around += tl.load(squares + at, there, other=0.0) + ROWS * away * away
+        start += HIGH
+    known = channel < channels
+    tl.store(means + part * channels + channel, mean, known)
+    tl.store(variances + part * channels + channel, tl.sum(around, axis=0) / (tiles * ROWS), known)
+
+
+@triton.jit
+def _tiles(start, tiles, channels, channel, HIGH: tl.constexpr):
+    tile = start + tl.arange(0, HIGH)
+    return tile[:, None] * channels + channel[None, :], (tile < tiles)[:, None] & (channel < channels)[None, :]
 
 
 @triton.jit

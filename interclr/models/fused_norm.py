@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from torch.autograd.function import once_differentiable
 
 from interclr import kernels
 from interclr.models.split_norm import SplitBatchNorm
+
+if TYPE_CHECKING:
+    from interclr.kernels.norm import Moments, Norm
 
 
 class FusedBatchNorm(SplitBatchNorm):
@@ -23,46 +26,93 @@ class FusedBatchNorm(SplitBatchNorm):
         """Whether the kernels can take this batch: on a GPU, in equal parts."""
         return kernels.usable(batch) and self.weight is not None and len(batch) % self.parts(len(batch)) == 0
 
-    def fused(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> tuple[Tensor, Tensor]:
-        """relu(norm(x) + residual), twice: a tensor for each of its uses, so that their gradients need no sum."""
-        first, second = _Normalise.apply(x, residual, self.weight, self.bias, self, relu)  # type: ignore[no-untyped-call]
+    def fused(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        relu: bool = False,
+        residual_norm: FusedBatchNorm | None = None,
+        quarter: bool = False,
+        found: Moments | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """relu(norm(x) + residual), twice: a tensor for each of its uses, so that their gradients need no sum.
+
+        With ``residual_norm`` the residual is normalised as well. With ``quarter`` the second is every second row and
+        column only: what a 1×1 convolution with stride 2 takes. ``found`` are the moments of x where they are known.
+        """
+        other = (residual_norm.weight, residual_norm.bias) if residual_norm is not None else (None, None)
+        first, second = _Normalise.apply(  # type: ignore[no-untyped-call]
+            x, residual, self.weight, self.bias, *other, self, residual_norm, relu, quarter, found
+        )
         return first, second
+
+    def layer(self) -> Norm:
+        from interclr.kernels.norm import Norm
+
+        return Norm(
+            self.weight, self.bias, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum,
+            self.eps,
+        )  # fmt: skip
 
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, norm: SplitBatchNorm, relu: bool
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        residual_weight: Tensor | None,
+        residual_bias: Tensor | None,
+        norm: FusedBatchNorm,
+        residual_norm: FusedBatchNorm | None,
+        relu: bool,
+        quarter: bool,
+        found: Moments | None,
     ) -> tuple[Tensor, Tensor]:
-        from interclr.kernels.norm import normalise as run
+        from interclr.kernels.norm import moments, normalise
 
-        rows, parts = _rows(x), norm.parts(len(x))
-        result = run(
-            rows, parts, norm.views, weight, bias, norm.running_mean, norm.running_var,
-            norm.num_batches_tracked, norm.momentum, norm.eps,
-            None if residual is None else _rows(residual.to(x.dtype)), relu,
-        )  # fmt: skip
-        output = _images(result.output, x)
-        ctx.save_for_backward(x, output if residual is not None else None, result.mean, result.variance, weight, bias)
-        ctx.eps, ctx.relu = norm.eps, relu
+        parts = norm.parts(len(x))
+        residual = None if residual is None else residual.to(x.dtype)
+        found, its = found or moments(_rows(x), parts), None
+        if residual_norm is not None:
+            assert residual is not None
+            its = moments(_rows(residual), parts), residual_norm.layer()
+        size = (x.shape[2], x.shape[3]) if quarter else None
+        rows = None if residual is None else _rows(residual)
+        whole, part = normalise(_rows(x), found, norm.layer(), norm.views, rows, its, relu, size)
+        output = _images(whole, x)
+        saved = (output if residual is not None else None, residual if its is not None else None)
+        ctx.save_for_backward(x, *saved, *found, *(its[0] if its is not None else (None, None)), weight, bias)
+        ctx.norm, ctx.residual_norm, ctx.relu, ctx.size = norm, residual_norm, relu, size
         ctx.set_materialize_grads(False)
-        return output, output.detach()
+        return output, output.detach() if part is None else _images(part, x[:, :, ::2, ::2])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        from interclr.kernels.norm import normalise_backward as run
+        from interclr.kernels.norm import Moments, normalise_backward
 
-        x, output, mean, variance, weight, bias = ctx.saved_tensors
-        first, second = sorted(gradients, key=lambda gradient: gradient is None)
+        x, output, other, mean, variance, its_mean, its_variance, _, _ = ctx.saved_tensors
+        first, second = gradients
         if first is None:
-            return (None,) * 6
-        result = run(
+            if second is None:
+                return (None,) * 11
+            first, second = (second, None) if ctx.size is None else (torch.zeros_like(x), second)
+        size = ctx.size if second is not None else None
+        result = normalise_backward(
             _rows(first), None if second is None else _rows(second), _rows(x),
-            None if output is None else _rows(output), mean, variance, weight, bias, ctx.eps, ctx.relu,
+            None if output is None else _rows(output), Moments(mean, variance), ctx.norm.layer(), ctx.relu, size,
         )  # fmt: skip
-        residual = None if result.residual is None else _images(result.residual, x)
-        return _images(result.input, x), residual, result.weight, result.bias, None, None
+        residual, weight, bias = result.residual, None, None
+        if ctx.residual_norm is not None:
+            assert residual is not None
+            its = Moments(its_mean, its_variance)
+            of = normalise_backward(residual, None, _rows(other), None, its, ctx.residual_norm.layer(), relu=False)
+            residual, weight, bias = of.input, of.weight, of.bias
+        residual = None if residual is None else _images(residual, x)
+        return _images(result.input, x), residual, result.weight, result.bias, weight, bias, *[None] * 5
 
 
 def _rows(images: Tensor) -> Tensor:

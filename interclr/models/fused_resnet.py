@@ -7,7 +7,7 @@ Same modules, same names, same function. What is left between the convolutions i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from interclr.models.fused_norm import FusedBatchNorm
 from interclr.models.split_norm import PLAIN, SplitBatchNorm
 from interclr.streams import join_side_streams, start_beside
+
+if TYPE_CHECKING:
+    from interclr.kernels.norm import Moments
 
 MOST_CHANNELS = 128  # of a stem that a tile of our kernel holds
 
@@ -31,27 +34,41 @@ class FusedResNet(ResNet):  # type: ignore[misc]
             output = super()._forward_impl(images)
             return output
         convolve = _Convolutions(self, images.device.type)
-        x, skip = self.bn1.fused(convolve(self.conv1, images), relu=True)
+        x, found = convolve.stem(self.conv1, images, self.bn1.parts(len(images)))
+        x, skip = self.bn1.fused(x, relu=True, found=found)
         if not isinstance(self.maxpool, nn.Identity):
             x = skip = self.maxpool(x)
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            for block in stage.children():
-                x, skip = _block(block, convolve, x, skip)
+        blocks = [b for stage in (self.layer1, self.layer2, self.layer3, self.layer4) for b in stage.children()]
+        for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+            x, skip = _block(block, convolve, x, skip, quarter=_skips_to_a_quarter(following))
         output = self.fc(torch.flatten(self.avgpool(x), 1))
         return output
 
 
-def _block(block: Any, convolve: _Convolutions, x: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` and ``skip`` are one tensor twice, once for each use: their gradients are added where they are read."""
+def _block(block: Any, convolve: _Convolutions, x: Tensor, skip: Tensor, quarter: bool) -> tuple[Tensor, Tensor]:
+    """``x`` and ``skip`` are one tensor twice, once for each use: their gradients are added where they are read.
+
+    With ``quarter`` the skip connection's is what the next block's 1×1 convolution with stride 2 takes of it.
+    """
+    skip_norm = None
     if block.downsample is not None:
-        skip, _ = block.downsample[1].fused(convolve(block.downsample[0], skip))
+        is_quarter = skip.shape != x.shape
+        skip = convolve(block.downsample[0], skip, stride=(1, 1) if is_quarter else None)
+        skip_norm = block.downsample[1]
     x, _ = block.bn1.fused(convolve(block.conv1, x), relu=True)
     last, norm = block.conv2, block.bn2
     if isinstance(block, Bottleneck):
         x, _ = block.bn2.fused(convolve(block.conv2, x), relu=True)
         last, norm = block.conv3, block.bn3
-    both: tuple[Tensor, Tensor] = norm.fused(convolve(last, x), skip, relu=True)
+    both: tuple[Tensor, Tensor] = norm.fused(convolve(last, x), skip, True, skip_norm, quarter)
     return both
+
+
+def _skips_to_a_quarter(block: Any) -> bool:
+    if block is None or block.downsample is None:
+        return False
+    layer = block.downsample[0]
+    return (layer.kernel_size, layer.stride, layer.padding) == ((1, 1), (2, 2), (0, 0))
 
 
 class _Convolutions:
@@ -64,23 +81,30 @@ class _Convolutions:
         weights = _Cast.apply(dtype, *weights)  # type: ignore[no-untyped-call]
         self.weights = dict(zip(layers, weights, strict=True))
 
-    def __call__(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+    def __call__(self, layer: nn.Conv2d, x: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
         weight = self.weights.pop(layer)  # once: gradients of two uses would be added before the side stream is joined
-        if _is_small_stem(layer, x, weight):
-            stem: Tensor = _Stem.apply(x, weight, layer.stride[0])  # type: ignore[no-untyped-call]
-            return stem
-        output: Tensor = _Convolve.apply(x.to(weight.dtype), weight, layer)  # type: ignore[no-untyped-call]
+        stride = stride or layer.stride
+        output: Tensor = _Convolve.apply(x.to(weight.dtype), weight, layer, stride)  # type: ignore[no-untyped-call]
         return output
+
+    def stem(self, layer: nn.Conv2d, images: Tensor, parts: int) -> tuple[Tensor, Moments | None]:
+        """The first convolution, and the moments of its parts where its kernel finds them on the way."""
+        if not _is_small_stem(layer, images, self.weights[layer]):
+            return self(layer, images), None
+        from interclr.kernels.norm import Moments
+
+        output, *found = _Stem.apply(images, self.weights.pop(layer), layer.stride[0], parts)  # type: ignore[no-untyped-call]
+        return output, None if found[0] is None else Moments(*found)
 
 
 class _Convolve(torch.autograd.Function):
     """A convolution whose weight's gradient, which nobody waits for, is worked out beside the rest of the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: nn.Conv2d, stride: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.layer = layer
-        return F.conv2d(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+        ctx.layer, ctx.stride = layer, stride
+        return F.conv2d(x, weight, None, stride, layer.padding, layer.dilation, layer.groups)
 
     @staticmethod
     @once_differentiable
@@ -90,13 +114,13 @@ class _Convolve(torch.autograd.Function):
         def part(*wanted: bool) -> tuple[Tensor, Tensor, Tensor]:
             layer = ctx.layer
             return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-                gradient, x, weight, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups,
+                gradient, x, weight, None, ctx.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups,
                 [*wanted, False],
             )  # fmt: skip
 
         of_input, of_weight = ctx.needs_input_grad[:2]
         later = start_beside(lambda: part(False, True)[1], x, gradient, weight) if of_weight else None
-        return part(True, False)[0] if of_input else None, later, None
+        return part(True, False)[0] if of_input else None, later, None, None
 
 
 def _is_small_stem(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
@@ -110,21 +134,24 @@ def _is_small_stem(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
 
 class _Stem(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, parts: int) -> tuple[Tensor | None, ...]:
         from interclr.kernels.stem import convolve
 
         ctx.save_for_backward(x)
         ctx.stride, ctx.dtype = stride, weight.dtype
-        return convolve(x, weight, stride)
+        output, found = convolve(x, weight, stride, parts)
+        if found is not None:
+            ctx.mark_non_differentiable(*found)
+        return output, *(found or (None, None))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
         from interclr.kernels.stem import weight_gradient
 
         (x,) = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        return None, weight_gradient(x, gradient, ctx.stride).to(ctx.dtype), None
+        return None, weight_gradient(x, gradient, ctx.stride).to(ctx.dtype), None, None
 
 
 class _Cast(torch.autograd.Function):

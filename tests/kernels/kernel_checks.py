@@ -197,69 +197,101 @@ def test_there_is_nearly_always_room_above_the_bound() -> None:
         assert int(fallbacks.sum()) <= 3, f"{int(fallbacks.sum())} of {rows} rows"
 
 
-def plain_norm(
-    x: Tensor, parts: int, weight: Tensor, bias: Tensor, residual: Tensor | None, relu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """relu(norm(x) + residual) of (R, C) in float64, with mean and variance of each part."""
+def plain_norm(x: Tensor, parts: int, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """BatchNorm of (R, C) in float64, with mean and variance of each part."""
     each = x.double().view(parts, -1, x.shape[1])
     mean, variance = each.mean(1, keepdim=True), each.var(1, keepdim=True, correction=0)
-    value = ((each - mean) / (variance + 1e-5).sqrt() * weight + bias).flatten(0, 1)
-    value = value if residual is None else value + residual
-    return value.relu() if relu else value, mean.squeeze(1), variance.squeeze(1)
+    value = (each - mean) / (variance + 1e-5).sqrt() * weight + bias
+    return value.flatten(0, 1), mean.squeeze(1), variance.squeeze(1)
 
 
-@pytest.mark.parametrize(("rows", "channels", "parts", "views"), [(6, 3, 1, 1), (512, 64, 4, 2), (700, 40, 2, 2)])
+def running_after(before: Tensor, each: Tensor, views: int) -> Tensor:
+    """Running statistics behind the views, of (parts, C) the views' own."""
+    value = before.double()
+    for own in each.chunk(views):
+        value = value.lerp(own.mean(0), 0.1)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("images", "height", "width", "channels", "parts", "views"),
+    [(2, 1, 3, 3, 1, 1), (8, 8, 8, 64, 4, 2), (20, 5, 7, 40, 2, 2)],
+)
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("skip", ["none", "plain", "normalised"])
+@pytest.mark.parametrize("uses", ["one", "two", "quarter"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norm_and_its_gradient(
-    rows: int, channels: int, parts: int, views: int, relu: bool, skip: bool, uses: int, dtype: torch.dtype
-) -> None:
-    from interclr.kernels.norm import normalise, normalise_backward
+    images: int, height: int, width: int, channels: int, parts: int, views: int, relu: bool, skip: str, uses: str,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    from interclr.kernels.norm import Norm, moments, normalise, normalise_backward
 
+    if uses == "quarter" and skip == "none":
+        pytest.skip("a quarter is only taken behind a residual")
+    rows = images * height * width
     generator = torch.Generator().manual_seed(rows + channels)
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE)
 
+    def layer() -> Norm:
+        weight, bias = 1 + 0.3 * numbers(channels), 0.3 * numbers(channels)
+        return Norm(weight, bias, numbers(channels), numbers(channels).abs(), torch.tensor(7, device=DEVICE), 0.1, 1e-5)
+
+    norm, its = layer(), layer() if skip == "normalised" else None
     x = (numbers(rows, channels) + 30 * numbers(channels)).to(dtype)  # means far from 0: sums of squares would cancel
-    weight, bias = 1 + 0.3 * numbers(channels), 0.3 * numbers(channels)
-    residual = numbers(rows, channels).to(dtype) if skip else None
-    gradients = [numbers(rows, channels).to(dtype) for _ in range(uses)]
-    running = numbers(channels), numbers(channels).abs()
-    expected_running = [value.double() for value in running]
-    batches = torch.tensor(7, device=DEVICE)
+    residual = numbers(rows, channels).to(dtype) if skip != "none" else None
+    running = [[layer.running_mean.clone(), layer.running_var.clone()] for layer in (norm, its) if layer is not None]
+    size = (height, width) if uses == "quarter" else None
 
-    result = normalise(x, parts, views, weight, bias, *running, batches, 0.1, 1e-5, residual, relu)
-    assert batches.item() == 7 + views
-    leaves = [value.double().requires_grad_() for value in (x, weight, bias, *([residual] if skip else []))]
-    output, mean, variance = plain_norm(leaves[0], parts, leaves[1], leaves[2], leaves[3] if skip else None, relu)
+    found = moments(x, parts)
+    its_found = moments(residual, parts) if residual is not None and its is not None else None
+    both = (its_found, its) if its_found is not None and its is not None else None
+    output, quarter = normalise(x, found, norm, views, residual, both, relu, size)
+
+    leaves = [x.double().requires_grad_(), *(value.double().requires_grad_() for value in norm[:2])]
+    linear, mean, variance = plain_norm(leaves[0], parts, *leaves[1:])
+    kept = [(norm, mean, variance)]
+    if residual is not None:
+        leaves.append(residual.double().requires_grad_())
+        other = leaves[-1]
+        if its is not None:
+            leaves += [value.double().requires_grad_() for value in its[:2]]
+            other, *its_own = plain_norm(leaves[3], parts, *leaves[4:])
+            kept.append((its, *its_own))
+        linear = linear + other
+    expected = (linear.relu() if relu else linear).detach()
     loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
-    torch.testing.assert_close(result.output.double(), output.detach(), **loose)
-    torch.testing.assert_close(result.mean.double(), mean.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(result.variance.double(), variance.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(output.double(), expected, **loose)
+    torch.testing.assert_close(found.mean.double(), mean.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.variance.double(), variance.detach(), rtol=1e-4, atol=1e-4)
+    if quarter is not None:
+        seen = output.view(images, height, width, channels)[:, ::2, ::2].reshape(-1, channels)
+        assert torch.equal(quarter, seen)
+    each = rows // parts
+    for before, (own, own_mean, own_variance) in zip(running, kept, strict=True):
+        assert own.batches.item() == 7 + views
+        unbiased = own_variance.detach() * each / (each - 1)
+        for got, old, new in zip(own[2:4], before, (own_mean.detach(), unbiased), strict=True):
+            torch.testing.assert_close(got.double(), running_after(old, new, views), rtol=1e-4, atol=1e-4)
 
-    unbiased = variance.detach() * (rows // parts) / (rows // parts - 1)
-    for view in range(views):
-        mine = slice(view * parts // views, (view + 1) * parts // views)
-        expected_running[0].lerp_(mean.detach()[mine].mean(0), 0.1)
-        expected_running[1].lerp_(unbiased[mine].mean(0), 0.1)
-    for got, wanted in zip(running, expected_running, strict=True):
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
-
-    # The same values pass the ReLU as did forward, where rounding decides what is above 0.
-    passed = (result.output > 0) if relu else torch.ones_like(result.output, dtype=torch.bool)
-    linear, _, _ = plain_norm(leaves[0], parts, leaves[1], leaves[2], leaves[3] if skip else None, False)
-    total = torch.stack([gradient.double() for gradient in gradients]).sum(0) * passed
-    second = gradients[1] if uses == 2 else None
-    got = normalise_backward(
-        gradients[0], second, x, result.output if skip else None, result.mean, result.variance, weight, bias, 1e-5, relu
-    )
+    # Backward. The same values pass the ReLU as did forward, where rounding decides what is above 0.
+    first = numbers(rows, channels).to(dtype)
+    second = None if uses == "one" else numbers(rows if quarter is None else len(quarter), channels).to(dtype)
+    total = first.double()
+    if quarter is not None:
+        total.view(images, height, width, channels)[:, ::2, ::2] += second.double().view(
+            images, (height + 1) // 2, (width + 1) // 2, channels
+        )
+    elif second is not None:
+        total = total + second.double()
+    total = total * ((output > 0) if relu else torch.ones_like(output, dtype=torch.bool))
+    got = normalise_backward(first, second, x, output if skip != "none" else None, found, norm, relu, size)
+    assert (got.residual is not None) == (skip != "none")
     if got.residual is not None:
         torch.testing.assert_close(got.residual.double(), total, rtol=2**-7, atol=1e-6)
         total = got.residual.double()  # rounded: what BatchNorm's gradient is worked out from
-    assert (got.residual is not None) == skip
     linear.backward(total)
     torch.testing.assert_close(got.input.double(), leaves[0].grad, **loose)
     torch.testing.assert_close(got.weight.double(), leaves[1].grad, rtol=2e-3, atol=2e-3)
@@ -268,19 +300,18 @@ def test_norm_and_its_gradient(
 
 def test_norm_lets_nan_through() -> None:
     """A run that has diverged must not look well."""
-    from interclr.kernels.norm import normalise
+    from interclr.kernels.norm import Norm, moments, normalise
 
     x = torch.randn(64, 4, device=DEVICE)
     x[5, 2] = float("nan")
     ones, zeros = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
-    output = normalise(
-        x, 1, 1, ones, zeros, zeros.clone(), ones.clone(), torch.tensor(0, device=DEVICE), 0.1, 1e-5, None, True
-    ).output
+    norm = Norm(ones, zeros, zeros.clone(), ones.clone(), torch.tensor(0, device=DEVICE), 0.1, 1e-5)
+    output, _ = normalise(x, moments(x, 1), norm, 1, relu=True)
     assert output[:, 2].isnan().all()
     assert not output[:, [0, 1, 3]].isnan().any()
 
 
-@pytest.mark.parametrize(("count", "height", "width", "channels", "stride"), [(3, 7, 9, 8, 1), (2, 16, 16, 64, 2)])
+@pytest.mark.parametrize(("count", "height", "width", "channels", "stride"), [(3, 7, 9, 8, 1), (4, 16, 16, 64, 2)])
 def test_the_small_stem_is_a_convolution(count: int, height: int, width: int, channels: int, stride: int) -> None:
     from interclr.kernels.stem import convolve, weight_gradient
 
@@ -292,9 +323,14 @@ def test_the_small_stem_is_a_convolution(count: int, height: int, width: int, ch
     x, weight = (t.to(DEVICE, HALF).contiguous(memory_format=torch.channels_last) for t in (x, weight))
     exact = weight.double().requires_grad_()
     expected = torch.nn.functional.conv2d(x.double(), exact, stride=stride, padding=1)
-    output = convolve(x, weight, stride)
+    output, found = convolve(x, weight, stride, parts=2)
     assert output.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(output.double(), expected.detach(), rtol=2e-2, atol=2e-2)
+    assert (found is None) == (count == 3)  # tiles would lie across parts
+    if found is not None:
+        each = output.double().permute(0, 2, 3, 1).reshape(2, -1, channels)
+        torch.testing.assert_close(found.mean.double(), each.mean(1), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.variance.double(), each.var(1, correction=0), rtol=1e-5, atol=1e-5)
     gradient = torch.randn(expected.shape, generator=generator).to(DEVICE, HALF)
     gradient = gradient.contiguous(memory_format=torch.channels_last)
     expected.backward(gradient.double())
@@ -333,11 +369,8 @@ def test_margin_nce_is_the_plain_one(
 
 
 def test_the_variance_survives_an_outlier_in_the_first_row() -> None:
-    from interclr.kernels.norm import normalise
+    from interclr.kernels.norm import moments
 
     x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     x[0] = 1000.0
-    ones, zeros = torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE)
-    batches = torch.tensor(0, device=DEVICE)
-    result = normalise(x, 1, 1, ones, zeros, zeros.clone(), ones.clone(), batches, 0.1, 1e-5, None, False)
-    torch.testing.assert_close(result.variance[0].double(), x.double().var(0, correction=0), rtol=1e-4, atol=0)
+    torch.testing.assert_close(moments(x, 1).variance[0].double(), x.double().var(0, correction=0), rtol=1e-4, atol=0)
