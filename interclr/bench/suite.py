@@ -75,7 +75,8 @@ def bench_cifar(options: Options) -> Iterator[Result]:
         ("cifar10-mocov2", "true"),
     ):
         overrides = [*common, f"engine.deterministic={word}"]
-        yield measure_throughput(recipe, overrides, pixels, options.device, options.screen)
+        kind = "random" if options.root is None else "CIFAR-10"
+        yield {"pixels": kind} | measure_throughput(recipe, overrides, pixels, options.device, options.screen)
 
 
 def bench_data(options: Options) -> Result:
@@ -158,9 +159,7 @@ def _cifar_pixels(options: Options) -> Tensor:
     if options.root is not None:
         pixels: Tensor = open_source("cifar10", "train", options.root).pixels  # type: ignore[attr-defined]
         return pixels
-    options.screen.say(
-        "made-up pixels of CIFAR-10's shape: their values do not matter to the time (--root for real ones)"
-    )
+    options.screen.say("random pixels of CIFAR-10's shape; --root for real ones")
     return torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 

@@ -32,9 +32,13 @@ class Averages:
         self._pending: tuple[Record, list[str], Tensor, torch.cuda.Event | None] | None = None
 
     def add(self, terms: dict[str, Tensor]) -> None:
-        for name, value in terms.items():
-            value = value.detach().float()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        values = {name: value.detach().float() for name, value in terms.items()}
+        known = [name for name in values if name in self._sums]
+        if known:  # one kernel for all of them: between two steps the device has nothing else to do
+            sums = torch._foreach_add([self._sums[name] for name in known], [values[name] for name in known])
+            values |= dict(zip(known, sums, strict=True))
+        self._sums |= values
+        for name in terms:
             self._steps[name] = self._steps.get(name, 0) + 1
 
     def flush(self, record: Record) -> Record | None:

@@ -41,7 +41,8 @@ class FusedResNet(ResNet):  # type: ignore[misc]
         blocks = [b for stage in (self.layer1, self.layer2, self.layer3, self.layer4) for b in stage.children()]
         for block, following in zip(blocks, [*blocks[1:], None], strict=True):
             x, skip = _block(block, convolve, x, skip, quarter=_skips_to_a_quarter(following))
-        output = self.fc(torch.flatten(self.avgpool(x), 1))
+        one = self.avgpool.output_size == (1, 1)
+        output = self.fc(_Mean.apply(x) if one else self.avgpool(x).flatten(1))  # type: ignore[no-untyped-call]
         return output
 
 
@@ -152,6 +153,21 @@ class _Stem(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         return None, weight_gradient(x, gradient, ctx.stride).to(ctx.dtype), None, None
+
+
+class _Mean(torch.autograd.Function):
+    """The mean over all places. Its gradient is one number seen many times, which BatchNorm copies when it reads it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.mean((2, 3))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        mean: Tensor = gradient / (ctx.shape[2] * ctx.shape[3])
+        return mean[:, :, None, None].expand(ctx.shape)
 
 
 class _Cast(torch.autograd.Function):
