@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from interclr.bench import suite
+from interclr.bench.power import medians, watched
 from interclr.bench.stages import Stages
 from interclr.bench.suite import Options, lines_of, run_benches
 from interclr.bench.throughput import flops_per_image
@@ -93,3 +94,14 @@ def test_flops_are_those_of_the_encoders() -> None:
     pixels = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
     flops = flops_per_image("cifar10-mocov2", ["data.batch=8", "method.queue=8"], pixels, CPU)
     assert flops == pytest.approx(8.9e9, rel=0.03)
+
+
+def test_power_is_the_median_of_whole_lines() -> None:
+    lines = (
+        "690.5, 700.00, 1755, 1980\n693.5, 700.00, 1750, 1980\n[N/A], 700, 1, 1\n710.0, 700.00, 1740, 1980\n700.1, 70"
+    )
+    assert medians(lines) == {"watts": 693.5, "watts_limit": 700.0, "megahertz": 1750.0, "megahertz_limit": 1980.0}
+    assert medians("No devices were found\n") == {}
+    with watched(torch.device("cpu")) as found:
+        pass
+    assert found == {}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from interclr.bench.power import watched
 from interclr.bench.setup import Prepared, prepare
 from interclr.bench.timing import matrix_rate, spread, wait_for
 from interclr.engine.metrics import Averages
@@ -44,11 +45,12 @@ def measure_throughput(
     each = (time.perf_counter() - probe) / 10
     count = max(10, round(seconds / each))
     rates = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        number = _steps(here, averages, number, count)
-        wait_for(device)
-        rates.append(count * here.batch / (time.perf_counter() - begin))
+    with watched(device) as power:
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            number = _steps(here, averages, number, count)
+            wait_for(device)
+            rates.append(count * here.batch / (time.perf_counter() - begin))
     peak = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
     flops = flops_per_image(recipe, overrides, pixels, device)
     rate = matrix_rate(device) if device.type == "cuda" else None
@@ -65,6 +67,7 @@ def measure_throughput(
         "seconds_to_start": ready,
         "gigaflop_per_image": flops / 1e9,
         "peak_bytes": peak,
+        "power": power,
     }
     if rate is not None:
         median = result["images_per_second"]["median"]
