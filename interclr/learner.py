@@ -18,7 +18,8 @@ from interclr.bank import MemoryBank
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
-from interclr.samplers.base import select_positive
+from interclr.samplers.base import Prepared, select_positive
+from interclr.streams import start_beside, wait_for_side_streams
 from interclr.types import Batch, Config, Embeddings, Pairs
 
 MarginKind = Literal["cosine", "arc"]
@@ -52,6 +53,7 @@ class Learner(nn.Module):
     ) -> None:
         super().__init__()
         self.intra, self.bank, self.labels, self.sampler, self.inter = intra, bank, labels, sampler, inter
+        self.generator: torch.Generator | None = None  # of the pairs; seeded by the engine, equal on all ranks
         if inter is not None:
             intra.inter_margin = Margin(inter.margin, inter.margin_kind)
 
@@ -60,33 +62,47 @@ class Learner(nn.Module):
 
     def loss(self, batch: Batch, epoch: int) -> tuple[Tensor, Embeddings, dict[str, Tensor]]:
         """The loss of a batch, the embeddings to commit, and named terms to log."""
+        active, index = self.inter_active(epoch), batch.index
+        prepared = start_beside(lambda: self._prepare_draw(index), index) if active else None
         embeddings = self.intra.embed(batch)
         intra = self.intra.loss(embeddings, self.bank)
         terms = {"intra_loss": intra.detach(), "alignment": self._alignment(embeddings)}
-        if not self.inter_active(epoch):
+        if prepared is None:
             if self.inter is not None and self.inter.head == "separate":
                 intra = intra + 0 * embeddings.inter_query.sum()  # DDP waits for a gradient of every parameter
             return intra, embeddings, terms
         assert self.bank is not None
         assert self.inter is not None
-        inter = self.intra.inter_loss(embeddings, self._draw(embeddings, self.bank), self.bank)
+        wait_for_side_streams()
+        inter = self.intra.inter_loss(embeddings, self._complete_draw(embeddings, prepared), self.bank)
         weight = self.inter.intra_weight  # λ
         return weight * intra + (1 - weight) * inter, embeddings, terms | {"inter_loss": inter.detach()}
 
-    def _draw(self, embeddings: Embeddings, bank: MemoryBank) -> Pairs:
-        """Pairs for all directions at once. Drawn for the global batch: the number of ranks makes no difference."""
+    @torch.no_grad()
+    def _prepare_draw(self, index: Tensor) -> Prepared:
+        """The random numbers of a draw for all directions at once, and what follows from them and the bank alone.
+
+        Drawn for the global batch: the number of ranks makes no difference.
+        """
+        assert self.bank is not None
         assert self.sampler is not None
-        generator, rows = self.intra.generator, dist.slice_of_rank(len(embeddings.index) * dist.world())
-        directions = len(embeddings.inter_query)
+        bank, generator, total = self.bank, self.generator, len(index) * dist.world()
         source = bank.labels.device if generator is None else generator.device
-        total = len(embeddings.index) * dist.world()
-        lots = torch.randint(2**62, (directions, total), generator=generator, device=source).to(bank.labels.device)
-        mine, anchors = lots[:, rows].flatten(), embeddings.index.repeat(directions)  # (V·B,)
+        lots = torch.randint(2**62, (self.intra.directions, total), generator=generator, device=source)
+        lots = lots.to(bank.labels.device)[:, dist.slice_of_rank(total)].flatten()  # (V·B,)
+        anchors = index.repeat(self.intra.directions)
         if not self.intra.uses_negatives:
-            positive = select_positive(anchors, bank.labels[anchors], bank, mine)
-            return Pairs(positive, positive.new_empty(len(positive), 0))
+            label = bank.labels[anchors]
+            return Prepared(label, select_positive(anchors, label, bank, lots), lots.new_empty(0), None)
         priority = torch.randperm(bank.size, generator=generator, device=source).to(bank.labels.device)
-        return self.sampler.select(embeddings.inter_query.detach().flatten(0, 1), anchors, bank, priority, mine)
+        return self.sampler.prepare(anchors, bank, priority, lots)
+
+    def _complete_draw(self, embeddings: Embeddings, prepared: Prepared) -> Pairs:
+        assert self.bank is not None
+        assert self.sampler is not None
+        if not self.intra.uses_negatives:
+            return Pairs(prepared.positive, prepared.positive.new_empty(len(prepared.positive), 0))
+        return self.sampler.complete(embeddings.inter_query.detach().flatten(0, 1), prepared, self.bank)
 
     @torch.no_grad()
     def _alignment(self, embeddings: Embeddings) -> Tensor:

@@ -38,13 +38,12 @@ def run_beside(*jobs: Callable[[], Any]) -> list[Any]:
         with torch.cuda.stream(side):
             results.append(job())
     results.append(jobs[-1]())
-    for side in _forked:
-        current.wait_stream(side)
+    wait_for_side_streams()
     return results
 
 
 def start_beside(job: Callable[[], Any], *inputs: torch.Tensor) -> Any:
-    """The job's result, which may be read after ``join_side_streams``. While a graph is captured it gets a side stream.
+    """The job's result, to be read after ``wait_for_side_streams``. While a graph is captured it gets a side stream.
 
     ``inputs`` are what it reads: they are kept, so that their memory is not used for something else, until the current
     stream has waited for the job, which it does every few jobs.
@@ -63,11 +62,16 @@ def start_beside(job: Callable[[], Any], *inputs: torch.Tensor) -> Any:
         return job()
 
 
+def wait_for_side_streams() -> None:
+    """Make the current stream wait for what the side streams have been given so far."""
+    for side in _forked:
+        torch.cuda.current_stream().wait_stream(side)
+
+
 def join_side_streams() -> None:
-    """Make the current stream wait for all side streams: after a backward, which runs on them as well."""
-    while _forked:
-        torch.cuda.current_stream().wait_stream(_forked.pop())
-    _kept.clear()
+    """The same for good: after a backward, which runs on them as well."""
+    wait_for_side_streams()
+    forget_side_streams()
 
 
 def forget_side_streams() -> None:

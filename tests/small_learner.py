@@ -15,7 +15,7 @@ from interclr.data.views import View, Views
 from interclr.engine.build import build_learner
 from interclr.engine.step import Plan, TrainStep
 from interclr.learner import Learner
-from interclr.types import Batch, Embeddings, Images
+from interclr.types import Batch, Embeddings, Images, Pairs
 
 METHODS: dict[str, dict[str, Any]] = {
     "npidv2": {"name": "npidv2", "negatives": 24, "hidden": 32, "dim": 16},
@@ -44,10 +44,23 @@ def settings(method: str, inter: dict[str, Any] | None = None, norm: str = "grou
 def learner(method: str, inter: dict[str, Any] | None = None, norm: str = "group", **extra: Any) -> Learner:
     """Seeded; with the inter branch also clustered, on random features."""
     result = build_learner(settings(method, inter, norm, **extra), IMAGES)
-    result.intra.generator = torch.Generator().manual_seed(0)
+    result.intra.generator, result.generator = torch.Generator(), torch.Generator()
+    seed(result, 0)
     if result.inter is not None:
         result.start_clusters(unit(IMAGES, result.intra.dim, seed=7), torch.Generator().manual_seed(0))
     return result.train()
+
+
+def seed(model: Learner, number: int) -> None:
+    """As the engine does before every step."""
+    assert model.intra.generator is not None
+    assert model.generator is not None
+    model.intra.generator.manual_seed(number)
+    model.generator.manual_seed(number + 1000)
+
+
+def pairs_of(model: Learner, embeddings: Embeddings) -> Pairs:
+    return model._complete_draw(embeddings, model._prepare_draw(embeddings.index))
 
 
 def pixels(count: int = IMAGES, seed: int = 0) -> Tensor:

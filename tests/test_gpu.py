@@ -200,12 +200,16 @@ def test_whatever_auto_captures_can_be_captured(recipe: str, more: list[str], tm
     torch.testing.assert_close(losses["graph"], losses["eager"], rtol=5e-3, atol=5e-3)
 
 
-def test_what_cannot_be_captured_is_launched_in_the_ordinary_way(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("resident", ["true", "false"])
+def test_what_cannot_be_captured_is_launched_in_the_ordinary_way(
+    resident: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A backbone that asks the host: the run warns and goes on as if it had not been captured at all."""
     plain = Encoder.forward
     monkeypatch.setattr(Encoder, "forward", lambda self, images: (images.sum().item(), plain(self, images))[1])
     heard = Heard()
-    settings = settings_of("cifar10-mocov2", "engine.mode=graph", *QUICK_TO_COMPILE)
+    where = [f"data.resident={resident}", "data.workers=2"]
+    settings = settings_of("cifar10-mocov2", "engine.mode=graph", *QUICK_TO_COMPILE, *where)
     run = pretrain(settings, tmp_path / "run", screen=heard.screen)
     assert "cannot be captured" in heard.text
     assert run.finished

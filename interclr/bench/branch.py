@@ -105,8 +105,8 @@ def measure_growth(
         settings, _ = settle(load_settings("mocov2-interclr", overrides), Facts(size, 224, device.type))
         learner = build_learner(settings, clusters).to(device)  # and a larger bank, made on the device
         learner.bank = MemoryBank(size, learner.intra.dim, clusters, 1.0, torch.bfloat16, torch.Generator(device))
-        learner.intra.generator = torch.Generator(device).manual_seed(0)
-        work = captured(_branch_alone(learner, learner.bank, anchors, device), [learner.intra.generator], device)
+        learner.generator = torch.Generator(device).manual_seed(0)
+        work = captured(_branch_alone(learner, learner.bank, anchors, device), [learner.generator], device)
         for _ in range(5):
             work()
         wait_for(device)
@@ -132,7 +132,8 @@ def _branch_alone(learner: Learner, bank: MemoryBank, anchors: int, device: torc
         raw = torch.randn(1, anchors, bank.dim, device=device, requires_grad=True)
         query = torch.nn.functional.normalize(raw, dim=2)
         embeddings = Embeddings(index, query, query.detach(), query, query[0].detach())
-        learner.intra.inter_loss(embeddings, learner._draw(embeddings, bank), bank).backward()
+        pairs = learner._complete_draw(embeddings, learner._prepare_draw(index))
+        learner.intra.inter_loss(embeddings, pairs, bank).backward()
         assert learner.labels is not None
         learner.labels.update(bank, index, embeddings.feature)
 
@@ -140,12 +141,10 @@ def _branch_alone(learner: Learner, bank: MemoryBank, anchors: int, device: torc
 
 
 def _stepper(prepared: Prepared) -> Any:
-    batches = list(prepared.loader.iterate(0, 4))
-    numbers = itertools.count()
+    batches, numbers = itertools.cycle(list(prepared.loader.iterate(0, 4))), itertools.count()
 
     def work() -> None:
-        number = next(numbers)
-        prepared.step(batches[number % len(batches)], number)
+        prepared.step(prepared.step.fetch(batches), next(numbers))
 
     return work
 

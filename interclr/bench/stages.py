@@ -59,7 +59,8 @@ def measure_stages(prepared: Prepared, steps: int, screen: Screen) -> dict[str, 
     stages.watch(learner.intra, "embed", "encoders forward")
     stages.watch(learner, "loss", "losses forward")
     if learner.sampler is not None:
-        stages.watch(learner, "_draw", "draw of pairs")
+        stages.watch(learner, "_prepare_draw", "draw of pairs")
+        stages.watch(learner, "_complete_draw", "draw of pairs")
     stages.watch(prepared.optimiser, "step", "optimiser")
     stages.watch(learner.intra, "after_optimiser", "momentum encoder")
     stages.watch(learner, "write", "commit to the bank")

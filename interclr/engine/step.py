@@ -24,7 +24,7 @@ from interclr.streams import join_side_streams
 from interclr.types import Batch, Images
 
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-VIEW_STREAM, LEARNER_STREAM = 1, 2  # kinds of random numbers, so that one does not shift the other
+VIEW_STREAM, METHOD_STREAM, PAIR_STREAM = 1, 2, 3  # kinds of random numbers, so that one does not shift the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class TrainStep:
         self.device, self.dtype, self.channels_last = device, PRECISIONS[precision], channels_last
         self.scaler = GradScaler(device.type, enabled=precision == "fp16")
         self.view_generator = torch.Generator(device)
-        learner.intra.generator = torch.Generator(device)
+        learner.intra.generator, learner.generator = torch.Generator(device), torch.Generator(device)
         if mode != "eager":
             # Tuning reductions by the clock would make their rounding a matter of luck, and resuming inexact.
             inductor.deterministic = torch.backends.cudnn.deterministic
@@ -129,12 +129,15 @@ class TrainStep:
         if self.captures:
             active = self.learner.inter_active(epoch)
             if active not in self.captured:  # the inter branch has begun: another graph, and this one's memory back
-                self.captured = {active: CapturedStep((self._generators()[1],))}
+                self.captured = {active: CapturedStep(self._generators()[1:])}
             try:
                 terms = self.captured[active](lambda batch: self._compute(batch, epoch, last), batch)
             except CaptureFailed as error:
                 self._give_up_capturing(error)
-                return self(images, step)
+                terms = self(images, step)
+                if self.device.type == "cuda":  # the batch was loaded for another stream: not to be freed too early
+                    torch.cuda.synchronize()
+                return terms
         else:
             terms = self._compute(batch, epoch, last)
         self.learner.maintain(step, epoch)
@@ -156,17 +159,23 @@ class TrainStep:
         self.warn(f"the step cannot be captured as a CUDA graph and is launched in the ordinary way: {error}")
         self.captures, self.captured, self.beside = False, {}, None
         self.optimiser.zero_grad(set_to_none=True)
-        self.learner.intra.generator = torch.Generator(self.device)  # the other belongs to the graph that failed
+        # The others belong to the graph that failed.
+        self.learner.intra.generator, self.learner.generator = (
+            torch.Generator(self.device),
+            torch.Generator(self.device),
+        )
         torch.cuda.empty_cache()
 
-    def _generators(self) -> tuple[torch.Generator, torch.Generator]:
-        assert self.learner.intra.generator is not None
-        return self.view_generator, self.learner.intra.generator
+    def _generators(self) -> tuple[torch.Generator, ...]:
+        method, pairs = self.learner.intra.generator, self.learner.generator
+        assert method is not None
+        assert pairs is not None
+        return self.view_generator, method, pairs
 
     def _prepare(self, step: int) -> None:
         """Everything that depends on the number of the step."""
         plan = self.plan
-        for generator, stream in zip(self._generators(), (VIEW_STREAM, LEARNER_STREAM), strict=True):
+        for generator, stream in zip(self._generators(), (VIEW_STREAM, METHOD_STREAM, PAIR_STREAM), strict=True):
             generator.manual_seed(plan.seed_of(step, stream))
         rate, momentum = plan.rate(step), self.learner.intra.momentum_at(step // plan.accumulate, plan.updates)
         self.rate = self.rate.fill_(rate) if isinstance(self.rate, Tensor) else rate

@@ -29,6 +29,7 @@ class IntraMethod(nn.Module, ABC):
 
     views_needed: int = 2  # how many views of an image ``embed`` reads
     encoded_views: int = 2  # how many of them go through one encoder
+    directions: int = 2  # V of the embeddings
     uses_bank: bool = False  # True where the intra loss itself reads the bank (NPID)
     uses_negatives: bool = True  # False where the inter loss has none, so that none are looked for
     bank_momentum: float = 1.0  # ω that suits this method

@@ -42,7 +42,7 @@ class MoCo(IntraMethod):
         super().__init__(
             Encoder(backbone, mlp(backbone.features, config.hidden, config.dim), inter_projector=inter_head), config.dim
         )
-        self.encoded_views = 2 if config.symmetric else 1
+        self.encoded_views = self.directions = 2 if config.symmetric else 1
         self.temperature, self.momentum, self.symmetric = config.temperature, config.momentum, config.symmetric
         splits = config.key_splits if dist.world() == 1 else 1  # several ranks have their own statistics already
         self.key_encoder = split_batch_norm(momentum_copy(self.encoder), splits)

@@ -35,6 +35,7 @@ class NPIDConfig(Config):
 class NPID(IntraMethod):
     views_needed = 1
     encoded_views = 1
+    directions = 1
     uses_bank = True
 
     def __init__(self, backbone: Backbone, negatives: int, config: NPIDConfig) -> None:

@@ -27,7 +27,8 @@ SUM_ROWS, UNROLL = 32, 4  # of a tile of the first pass; tiles in flight
 APPLY_ROWS = 64  # of a tile of the second pass: a program has one
 PROGRAMS = 4  # of the first pass per multiprocessor
 WARPS = 4  # tried by hand on an H200: with 8, or other tiles, slower
-REGISTERS = 65_536 // (PROGRAMS * WARPS * 32)  # so that the programs of the first pass run all at once
+# At most so many registers, that the programs of the first pass run all at once; other makers' GPUs have no such limit.
+ALL_AT_ONCE = {"maxnreg": 65_536 // (PROGRAMS * WARPS * 32)} if torch.version.hip is None else {}
 FEW = 16  # channels of a program that adds sums up
 
 
@@ -82,6 +83,7 @@ def normalise(
     parts = len(found.mean)
     plan = _plan(x, parts)
     assert residual is None or residual.is_contiguous(), "rows must lie one after the other"
+    assert size is None or residual is not None, "a quarter is taken behind a residual only"
     output = torch.empty_like(x)
     quarter = None if size is None else x.new_empty(_quarter_of(len(x), size), x.shape[1])
     its_moments, its_norm = residual_norm or (found, norm)
@@ -107,7 +109,6 @@ def normalise_backward(
     assert all(rows is None or rows.is_contiguous() for rows in (first, second, output)), (
         "rows must lie one after the other"
     )
-    assert size is None or residual, "a quarter is taken behind a residual only"
     plan = _plan(x, parts)
     sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
     before = torch.empty_like(x) if residual else first
@@ -115,7 +116,7 @@ def normalise_backward(
     _backward_sums[plan.sum_grid](
         first, x if second is None else second, x, x if output is None else output, before, sums, *line, norm.eps,
         *plan.sizes, *(size or (1, 1)), SUM_ROWS, plan.wide, plan.even, UNROLL, second is not None, residual, relu,
-        size is not None, num_warps=WARPS, maxnreg=REGISTERS,
+        size is not None, num_warps=WARPS, **ALL_AT_ONCE,
     )  # fmt: skip
     totals = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
     _backward_moments[plan.add_grid](sums, totals, *plan.sizes[1:], parts, FEW, plan.padded, num_warps=4)

@@ -84,7 +84,8 @@ class _Normalise(torch.autograd.Function):
         whole, part = normalise(_rows(x), found, norm.layer(), norm.views, rows, its, relu, size)
         output = _images(whole, x)
         saved = (output if residual is not None else None, residual if its is not None else None)
-        ctx.save_for_backward(x, *saved, *found, *(its[0] if its is not None else (None, None)), weight, bias)
+        others = (weight, bias, residual_weight, residual_bias)  # not read, but it is noticed if they are changed
+        ctx.save_for_backward(x, *saved, *found, *(its[0] if its is not None else (None, None)), *others)
         ctx.norm, ctx.residual_norm, ctx.relu, ctx.size = norm, residual_norm, relu, size
         ctx.set_materialize_grads(False)
         return output, output.detach() if part is None else _images(part, x[:, :, ::2, ::2])
@@ -94,7 +95,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         from interclr.kernels.norm import Moments, normalise_backward
 
-        x, output, other, mean, variance, its_mean, its_variance, _, _ = ctx.saved_tensors
+        x, output, other, mean, variance, its_mean, its_variance, *_ = ctx.saved_tensors
         first, second = gradients
         if first is None:
             if second is None:

@@ -41,7 +41,7 @@ class FusedResNet(ResNet):  # type: ignore[misc]
         blocks = [b for stage in (self.layer1, self.layer2, self.layer3, self.layer4) for b in stage.children()]
         for block, following in zip(blocks, [*blocks[1:], None], strict=True):
             x, skip = _block(block, convolve, x, skip, quarter=_skips_to_a_quarter(following))
-        one = self.avgpool.output_size == (1, 1)
+        one = getattr(self.avgpool, "output_size", None) == (1, 1)
         output = self.fc(_Mean.apply(x) if one else self.avgpool(x).flatten(1))  # type: ignore[no-untyped-call]
         return output
 
@@ -141,15 +141,18 @@ class _Stem(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.stride, ctx.dtype = stride, weight.dtype
         output, found = convolve(x, weight, stride, parts)
+        ctx.set_materialize_grads(False)
         if found is not None:
             ctx.mark_non_differentiable(*found)
         return output, *(found or (None, None))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> Any:
         from interclr.kernels.stem import weight_gradient
 
+        if gradient is None:
+            return (None,) * 4
         (x,) = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         return None, weight_gradient(x, gradient, ctx.stride).to(ctx.dtype), None, None

@@ -58,6 +58,21 @@ class Negatives(NamedTuple):
     cosine: Tensor | None = None  # (A, width), −inf where the index is −1
 
 
+class Candidates(NamedTuple):
+    image: Tensor  # (M,) bank indices in the order of preference
+    features: Tensor  # (M, D) float32
+    labels: Tensor  # (M,)
+
+
+class Prepared(NamedTuple):
+    """What of a draw does not depend on the anchors' features: it can be worked out while they are."""
+
+    label: Tensor  # (A,) the anchors' clusters
+    positive: Tensor  # (A,) bank indices
+    priority: Tensor  # (N,) bank entries in the order in which they are preferred as negatives
+    candidates: Candidates | None  # where only those are ranked
+
+
 class Sampler(ABC):
     """Draws the pairs of a batch of anchors. A strategy says how it selects negatives; positives are common to all."""
 
@@ -107,17 +122,30 @@ class Sampler(ABC):
         ``priority`` (N,) lists the bank entries in the order in which they are preferred as negatives; ``lots`` (A,)
         are uniform integers from [0, 2⁶²), one for each anchor's positive.
         """
+        return self.complete(query, self.prepare(index, bank, priority, lots), bank)
+
+    @torch.no_grad()
+    def prepare(self, index: Tensor, bank: Bank, priority: Tensor, lots: Tensor) -> Prepared:
+        """The first half of ``select``, for which nothing has to be known of the query."""
         label = bank.labels[index]  # (A,)
+        return Prepared(label, select_positive(index, label, bank, lots), priority, self.candidates_of(bank, priority))
+
+    @torch.no_grad()
+    def complete(self, query: Tensor, prepared: Prepared, bank: Bank) -> Pairs:
+        """The second half of ``select``."""
         with torch.autocast(query.device.type, enabled=False):
-            positive = select_positive(index, label, bank, lots)
-            return Pairs(positive, *self.select_negatives(query, label, bank, priority))
+            return Pairs(prepared.positive, *self.select_negatives(query, prepared, bank))
 
     @abstractmethod
-    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Negatives:
+    def select_negatives(self, query: Tensor, prepared: Prepared, bank: Bank) -> Negatives:
         """(A, width) bank indices whose label differs from the anchor's, each at most once, −1 where too few exist.
 
         With them their cosines to the query where the strategy has them at hand.
         """
+
+    def candidates_of(self, bank: Bank, priority: Tensor) -> Candidates | None:
+        """A sample of the bank that is ranked in its place; None where all of it is."""
+        return None
 
     def width(self, bank: Bank) -> int:
         """Negatives per anchor: K, or N in a bank smaller than K."""
@@ -162,8 +190,8 @@ class SimilaritySampler(Sampler):
     def pick(self, key: Tensor, others: Tensor, bank: Bank, priority: Tensor) -> Tensor:
         """(a, width) negatives given distinct ranking keys (a, N), larger for better, and the sizes |Sⁿ| (a, 1)."""
 
-    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Negatives:
-        size = bank.labels.shape[0]
+    def select_negatives(self, query: Tensor, prepared: Prepared, bank: Bank) -> Negatives:
+        label, size = prepared.label, bank.labels.shape[0]
         sign = -1 if self.farthest_first else 1
         query = query.float() * sign
         others = (size - bank.counts[label])[:, None]  # (A, 1)
@@ -173,7 +201,7 @@ class SimilaritySampler(Sampler):
             rows = slice(begin, begin + chunk)
             key = ranking_key(similarity(query[rows], bank.features))  # (a, N)
             key.masked_fill_(bank.labels == label[rows, None], torch.iinfo(torch.int64).min)
-            result[rows] = self.pick(key, others[rows], bank, priority)
+            result[rows] = self.pick(key, others[rows], bank, prepared.priority)
         return Negatives(result)
 
 
@@ -193,17 +221,22 @@ class PoolSampler(SimilaritySampler):
             return self.pool_size(others)
         return self.pool_size(others * self.candidates // size)
 
-    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Negatives:
+    def candidates_of(self, bank: Bank, priority: Tensor) -> Candidates | None:
         if self.candidates is None or self.candidates >= bank.labels.shape[0]:
-            return super().select_negatives(query, label, bank, priority)
-        chosen = priority[: self.candidates]  # (M,) in the order of preference
-        features, labels = bank.features.index_select(0, chosen).float(), bank.labels[chosen]
+            return None
+        chosen = priority[: self.candidates]
+        return Candidates(chosen, bank.features.index_select(0, chosen).float(), bank.labels[chosen])
+
+    def select_negatives(self, query: Tensor, prepared: Prepared, bank: Bank) -> Negatives:
+        if prepared.candidates is None:
+            return super().select_negatives(query, prepared, bank)
+        chosen, features, labels = prepared.candidates
         query = -query.float() if self.farthest_first else query.float()
         fast = kernels.usable(query, features)
         plain = self._select_on_cpu if query.device.type == "cpu" else self._select_plain
         select = self._select_fast if fast else plain
-        rows = max(1, self.workspace // ((4 if fast else 32) * self.candidates))
-        anchors = zip(query.split(rows), label.split(rows), strict=True)
+        rows = max(1, self.workspace // ((4 if fast else 32) * len(chosen)))
+        anchors = zip(query.split(rows), prepared.label.split(rows), strict=True)
         parts = [select(part @ features.T, own, labels, chosen) for part, own in anchors]
         index, cosine = (torch.cat(both) for both in zip(*parts, strict=True))
         return Negatives(index, (-cosine).masked_fill_(index < 0, -torch.inf) if self.farthest_first else cosine)

@@ -8,20 +8,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from interclr.samplers.base import Bank, Negatives, Sampler
+from interclr.samplers.base import Bank, Negatives, Prepared, Sampler
 from interclr.types import Config
 
 
 class Random(Sampler):
     """K at random, without replacement, from all of Sⁿ."""
 
-    def select_negatives(self, query: Tensor, label: Tensor, bank: Bank, priority: Tensor) -> Negatives:
+    def select_negatives(self, query: Tensor, prepared: Prepared, bank: Bank) -> Negatives:
         """The first K of ``priority`` with the members of the anchor's cluster left out, in O(N log N + A·K·log N).
 
         If a cluster's members stand at places p₀ < p₁ < … of ``priority``, then the j-th image that is not a member
         stands at j plus the number of l with p_l − l ≤ j, and p_l − l never falls with l. One sorted list of
         (label, p_l − l) over all clusters answers that for every anchor by bisection.
         """
+        label, priority = prepared.label, prepared.priority
         size, width = bank.labels.shape[0], self.width(bank)
         start = bank.counts.cumsum(0) - bank.counts  # (k,)
         grouped, place = bank.labels[priority].sort(stable=True)  # (N,) labels in order, and p within each label

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_learner import batch, images_of, learner, pixels, plan, random_embeddings, train_step
+from small_learner import batch, images_of, learner, pairs_of, pixels, plan, random_embeddings, train_step
 from torch import Tensor
 
 from interclr.types import Embeddings, Pairs
@@ -98,11 +98,11 @@ def test_no_negative_is_ever_looked_for(method: str) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the paper draws no negatives here")
 
-    model.sampler.draw = model.sampler.check = refuse  # type: ignore[method-assign]
+    model.sampler.draw = model.sampler.prepare = model.sampler.check = refuse  # type: ignore[method-assign]
     for seed in range(20):
         data = batch(seed=seed)
         loss, embeddings, terms = model.loss(data, 0)
-        pairs = model._draw(embeddings, model.bank)
+        pairs = pairs_of(model, embeddings)
         assert pairs.negative.shape == (16, 0)
         assert torch.equal(model.bank.labels[pairs.positive], model.bank.labels[data.index.repeat(2)])
         assert not (pairs.positive == data.index.repeat(2)).any()  # no cluster here has one member only
@@ -118,7 +118,7 @@ def test_positives_are_uniform_over_the_cluster() -> None:
     embeddings = replace(random_embeddings(2, 8, 16), index=torch.full((500,), anchor), inter_query=query)
     counts = torch.zeros(96)
     for _ in range(10):
-        drawn = model._draw(embeddings, model.bank).positive
+        drawn = pairs_of(model, embeddings).positive
         counts += torch.bincount(drawn, minlength=96)
     assert counts.sum() == 10_000
     expected = 10_000 / len(mates)

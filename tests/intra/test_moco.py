@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_learner import batch, images_of, learner, pixels, plan, random_embeddings, train_step
+from small_learner import batch, images_of, learner, pairs_of, pixels, plan, random_embeddings, train_step
 from torch import Tensor
 
 from interclr.intra import Margin
@@ -136,7 +136,7 @@ def test_separate_head_serves_the_inter_branch_alone() -> None:
     assert all(p.grad is None for p in intra.encoder.inter_projector.parameters())
     assert all(p.grad is not None for p in intra.encoder.projector.parameters())
     intra.zero_grad()
-    intra.inter_loss(embeddings, model._draw(embeddings, model.bank), model.bank).backward()
+    intra.inter_loss(embeddings, pairs_of(model, embeddings), model.bank).backward()
     assert all(p.grad is None for p in intra.encoder.projector.parameters())
     assert all(p.grad is not None for p in intra.encoder.inter_projector.parameters())
     # The queue takes the keys of the intra head, the bank those of the inter head.
