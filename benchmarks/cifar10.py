@@ -23,164 +23,23 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError
+from cifar10_plan import PLAN, ROOT, Job, jobs_of, read_plan
 
-from interclr.config import explain, load_settings
-from interclr.evaluate import PROTOCOLS
+from interclr.config import load_settings
 from interclr.run import checkpoint
 from interclr.run.folder import Run, environment, write_text
-from interclr.types import Config, UserError
+from interclr.types import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
-PLAN, RECORDS = ROOT / "benchmarks" / "cifar10.yaml", ROOT / "results" / "cifar10"
+RECORDS = ROOT / "results" / "cifar10"
 NOT_TERMS = ("step", "epoch", "event", "lr", "images_per_second", "data_wait", "unreadable")
 ERROR_LENGTH = 600
 Record = dict[str, Any]
-Node = TypeVar("Node", bound=Config)
-
-
-# The plan.
-
-
-class From(Config):
-    run: str
-    epoch: Annotated[int, Field(ge=1)]
-
-
-class Entry(Config):
-    recipe: str
-    overrides: tuple[str, ...] = ()
-    note: str = ""
-    start: From | None = Field(None, alias="from")
-
-
-class Group(Config):
-    runs: Annotated[dict[str, Entry], Field(min_length=1)]
-    common: tuple[str, ...] = ()
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)
-    evaluate: tuple[str, ...] = ()
-
-
-def read_plan(path: Path) -> dict[str, Group]:
-    try:
-        tree: Any = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict) or not all(isinstance(group, dict) for group in tree.values()):
-        raise UserError(f"{path}: a plan is a mapping of groups, each with runs")
-    return {str(name): _group(group, f"{path.name}: {name}") for name, group in tree.items()}
-
-
-def _group(tree: dict[str, Any], where: str) -> Group:
-    runs = tree.get("runs")
-    if isinstance(runs, dict):
-        tree = tree | {"runs": {name: _checked(Entry, run, f"{where}.runs.{name}") for name, run in runs.items()}}
-    group = _checked(Group, tree, where)
-    for name, entry in group.runs.items():
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise UserError(f"{where}.runs: {name!r} names a file: letters, digits, dot, dash and underscore only")
-        line = [name]
-        while entry.start is not None:
-            line.append(entry.start.run)
-            if entry.start.run not in group.runs:
-                raise UserError(f"{where}.runs.{line[-2]}.from: there is no run {entry.start.run!r} in the group")
-            if entry.start.run in line[:-1]:
-                raise UserError(f"{where}.runs.{name}.from: continues itself, by way of {' → '.join(line)}")
-            entry = group.runs[entry.start.run]
-    for protocol in group.evaluate:
-        if protocol.split()[:1] not in [[known] for known in PROTOCOLS]:
-            raise UserError(f"{where}.evaluate: no protocol {protocol!r}; there are: {', '.join(PROTOCOLS)}")
-    return group
-
-
-def _checked(model: type[Node], tree: Any, where: str) -> Node:
-    try:
-        return model.model_validate(tree)
-    except ValidationError as error:
-        raise UserError(f"{where}: {explain(error, model)}") from error
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run of the plan with one seed."""
-
-    group: str
-    name: str
-    seed: int
-    entry: Entry
-    overrides: tuple[str, ...]  # the group's, the run's own and the command line's
-    evaluate: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        return f"{self.name}-s{self.seed}"
-
-    @property
-    def parent(self) -> str | None:
-        return None if self.entry.start is None else f"{self.entry.start.run}-s{self.seed}"
-
-    def portable(self) -> list[str]:
-        """The overrides without what is true of one machine only."""
-        absolute = ("data.root=", "data.source=/", 'data.source="/')
-        return [override for override in self.overrides if not override.startswith(absolute)]
-
-
-def jobs_of(plan: dict[str, Group], group: str, names: list[str], seeds: list[int], extra: list[str]) -> list[Job]:
-    """Seeds outermost, else in the order of the plan, but parents before their children. All settings are checked."""
-    if group not in plan:
-        raise UserError(f"no group {group!r}; there are: {', '.join(plan)}")
-    chosen = plan[group]
-    unknown = [name for name in names if name not in chosen.runs]
-    if unknown:
-        raise UserError(f"no run {unknown[0]!r} in {group}; there are: {', '.join(chosen.runs)}")
-    order: list[str] = []
-    for name in chosen.runs:
-        line = [name] if not names or name in names else []
-        while line and (start := chosen.runs[line[0]].start) is not None:
-            line.insert(0, start.run)
-        order += [each for each in line if each not in order]
-    jobs = [
-        Job(group, name, seed, entry, (*chosen.common, *entry.overrides, *extra), chosen.evaluate)
-        for seed in seeds or chosen.seeds
-        for name, entry in ((name, chosen.runs[name]) for name in order)
-    ]
-    by_title = {job.title: job for job in jobs}
-    for job in jobs:
-        _check(job, None if job.parent is None else by_title[job.parent])
-    return jobs
-
-
-def _check(job: Job, parent: Job | None) -> None:
-    """What would only come to light after hours of training."""
-    where = f"{job.group}.runs.{job.name}"
-    try:
-        settings = load_settings(job.entry.recipe, job.overrides)
-        before = None if parent is None else load_settings(parent.entry.recipe, parent.overrides)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
-    tested = [protocol for protocol in job.evaluate if protocol.split()[0] != "clusters"]
-    if settings.data.hold_out and tested:
-        raise UserError(f"{where}: {tested[0]} looks at the test set, but this run is measured on held-out images")
-    if before is None:
-        return
-    assert job.entry.start is not None
-    epoch, every, epochs = job.entry.start.epoch, before.checkpoint.every_epochs, before.schedule.epochs
-    if every == "auto" or epochs == "auto" or epoch % every or epoch >= epochs:
-        kept = False
-    else:
-        kept = before.checkpoint.keep > math.ceil(epochs / every) - epoch // every  # the last one is always written
-    if not kept:
-        raise UserError(
-            f"{where}.from: {job.entry.start.run} will not keep its checkpoint of epoch {epoch}: "
-            "give it schedule.epochs, checkpoint.every_epochs and a large enough checkpoint.keep"
-        )
 
 
 # One run.

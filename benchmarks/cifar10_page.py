@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from cifar10 import PLAN, RECORDS, ROOT, Group, Record, read_plan
+from cifar10 import RECORDS, Record
+from cifar10_plan import PLAN, ROOT, Group, read_plan
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure

@@ -24,7 +24,8 @@ from interclr.streams import join_side_streams
 from interclr.types import Batch, Images
 
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-VIEW_STREAM, METHOD_STREAM, PAIR_STREAM = 1, 2, 3  # kinds of random numbers, so that one does not shift the other
+# Kinds of random numbers, so that one does not shift the other.
+VIEW_STREAM, METHOD_STREAM, CLUSTER_STREAM, PAIR_STREAM = 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from interclr.engine.dataset import TrainingData
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor
 from interclr.engine.resume import changed_settings
-from interclr.engine.step import Plan, TrainStep
+from interclr.engine.step import CLUSTER_STREAM, Plan, TrainStep
 from interclr.engine.waiting import DataWait
 from interclr.learner import Learner
 from interclr.run import checkpoint
@@ -66,6 +66,11 @@ class Training:
         if self.plan.total < engine.accumulate:
             raise UserError(
                 f"engine.accumulate: {engine.accumulate} micro-batches make a step, but the run has {self.plan.total}"
+            )
+        splits = getattr(settings.method, "key_splits", 1)
+        if engine.mode == "graph" and batch % splits:
+            screen.warn(
+                f"data.batch: {batch} is not a multiple of method.key_splits={splits}, which makes steps slower"
             )
         self.learner: Learner = build_learner(settings, self.images).to(device)
         if engine.channels_last:
@@ -319,7 +324,7 @@ class Training:
             self.clusters_started = True
 
     def _cluster_generator(self, epoch: int) -> torch.Generator:
-        return torch.Generator().manual_seed(self.plan.seed_of(epoch, 3))
+        return torch.Generator().manual_seed(self.plan.seed_of(epoch, CLUSTER_STREAM))
 
     def _save_if_due(self) -> None:
         if self.step % self.plan.accumulate or self.step >= self.plan.total:

@@ -200,7 +200,8 @@ def fuse(module: nn.Module) -> bool:
     inside = {id(m) for network in networks for m in network.modules()}
     if not networks or not all(_known(network) for network in networks):
         return False
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and type(m) not in PLAIN for m in module.modules()):
+    plain = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if any(type(m) not in PLAIN or m.momentum is None for m in plain):
         return False
     if any(isinstance(m, nn.Conv2d) and id(m) not in inside for m in module.modules()):
         return False

@@ -30,8 +30,10 @@ class SplitBatchNorm(nn.Module):
 
     def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d, splits: int, views: int = 1) -> None:
         super().__init__()
+        if norm.momentum is None:
+            raise UserError("a BatchNorm with momentum=None (a plain average) cannot be normalised in parts")
         self.splits, self.views = splits, views
-        self.eps, self.momentum = norm.eps, norm.momentum or 0.1
+        self.eps, self.momentum = norm.eps, norm.momentum
         self.weight, self.bias = norm.weight, norm.bias
         for name, buffer in norm.named_buffers():
             self.register_buffer(name, buffer)
@@ -103,4 +105,4 @@ def split_batch_norm(module: nn.Module, splits: int, views: int = 1) -> nn.Modul
 def takes_views_together(module: nn.Module) -> bool:
     """Whether ``split_batch_norm`` knows every normalisation in ``module`` that looks across a batch."""
     across = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    return all(type(m) in PLAIN for m in across)
+    return all(type(m) in PLAIN and m.momentum is not None for m in across)

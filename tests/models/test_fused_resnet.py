@@ -20,7 +20,9 @@ def test_a_fused_resnet_computes_what_the_plain_one_does() -> None:
 def test_what_is_not_a_resnet_with_batch_norm_is_left_alone() -> None:
     group = BackboneConfig(backbone="resnet8", stem="small", width=8, norm="group").build()
     other = BackboneConfig(backbone="mobilenet_v3_small").build()
-    for module in (group, other, mlp(4, 4, 4)):
+    averaging = BackboneConfig(backbone="resnet8", stem="small", width=8).build()
+    next(m for m in averaging.modules() if isinstance(m, torch.nn.BatchNorm2d)).momentum = None
+    for module in (group, other, mlp(4, 4, 4), averaging):
         before = [type(child) for child in module.modules()]
         assert not fuse(module)
         assert [type(child) for child in module.modules()] == before

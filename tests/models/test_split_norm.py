@@ -105,6 +105,14 @@ def test_a_batch_norm_that_does_more_is_refused() -> None:
     assert takes_views_together(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3)))
 
 
+def test_a_batch_norm_that_averages_all_batches_is_refused() -> None:
+    """Its running statistics are not a moving average: silently taking one would change the network."""
+    network = nn.Sequential(nn.BatchNorm2d(3, momentum=None))
+    assert not takes_views_together(network)
+    with pytest.raises(UserError, match="momentum=None"):
+        split_batch_norm(network, 2)
+
+
 def test_a_norm_without_scale_and_shift_compiles() -> None:
     """SimSiam's projector ends in one."""
     torch._dynamo.reset()  # earlier tests have compiled this very function for other shapes
