@@ -99,6 +99,7 @@ class Training:
         self.loader: Loader = data.loader(batch, settings.seed, device, settings.data, screen)
         self.loader.unreadable.reasons.update(self.met_before)
         self.stop_asked = False
+        self.preparing = False  # compiling or capturing
         self.compile_seconds = 0.0
 
     # State.
@@ -230,6 +231,7 @@ class Training:
         batches = iter(self.loader.iterate(self.step, last))
         mark, since, wait = time.monotonic(), self.step, DataWait(self.device)
         compiling, began = self._announce_compiling(), mark
+        self.preparing = compiling is not None
         while self.step < last:
             wait.ask()
             try:
@@ -245,6 +247,7 @@ class Training:
             wait.stepped()
             self.step += 1
             if self.step == compiling:
+                self.preparing = False
                 self.compile_seconds = time.monotonic() - began
                 self.screen.say(f"compiled in {self.compile_seconds:.0f} s")
             bar.advance(self.step)
@@ -400,10 +403,14 @@ class Training:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C or a scheduler's TERM ends the run after the current step, with a checkpoint; a second one at once."""
+        """Ctrl-C or a scheduler's TERM ends the run after the current step, with a checkpoint; a second one at once.
+
+        So does the first while the step is being compiled: a signal to the whole process group ends the compiler's
+        processes, for which this one would wait for ever, and there are four steps to lose at most.
+        """
 
         def ask(number: int, frame: FrameType | None) -> None:
-            if self.stop_asked:
+            if self.stop_asked or self.preparing:
                 raise KeyboardInterrupt
             self.stop_asked = True
 

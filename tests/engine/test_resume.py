@@ -20,6 +20,7 @@ from interclr.config import Settings
 from interclr.data.stream import StreamLoader
 from interclr.engine.resume import changed_settings
 from interclr.engine.step import TrainStep
+from interclr.engine.training import Training
 from interclr.run import checkpoint
 from interclr.run.folder import Run
 from interclr.types import UserError
@@ -143,6 +144,17 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), tmp_path / "run")
     assert final_state(tmp_path / "run")["step"] == 4
+
+
+def test_a_signal_while_compiling_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's processes may have died of it, and a run that waits for them never ends."""
+    monkeypatch.setattr(Training, "_announce_compiling", lambda self: self.step + 3)
+    with monkeypatch.context() as patch:
+        at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), tmp_path / "early")
+    at_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert final_state(train(tiny(), tmp_path / "later").folder)["step"] == 4
 
 
 def test_workers_that_die_of_the_same_signal_do_not_spoil_the_stop(
