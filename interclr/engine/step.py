@@ -81,7 +81,7 @@ class TrainStep:
         self.device, self.dtype, self.channels_last = device, PRECISIONS[precision], channels_last
         self.scaler = GradScaler(device.type, enabled=precision == "fp16")
         self.view_generator = torch.Generator(device)
-        learner.intra.generator, learner.generator = torch.Generator(device), torch.Generator(device)
+        self._give_generators()
         if mode != "eager":
             # Tuning reductions by the clock would make their rounding a matter of luck, and resuming inexact.
             inductor.deterministic = torch.backends.cudnn.deterministic
@@ -118,12 +118,13 @@ class TrainStep:
     def __call__(self, images: Images, step: int) -> dict[str, Tensor]:
         self._prepare(step)
         if self.fetched:
+            assert self.beside is not None
             self.fetched = False
             with self._before_the_graph():
                 batch = self._make_views(images)
                 # The views' memory may be used again once the graph has its copy; a loader's index is another's memory.
                 batch = replace(batch, index=batch.index.clone())
-            torch.cuda.current_stream().wait_stream(self.beside)  # type: ignore[arg-type]
+            torch.cuda.current_stream().wait_stream(self.beside)
         else:
             batch = self._make_views(images)
         epoch, last = self.plan.epoch(step), (step + 1) % self.plan.accumulate == 0
@@ -160,12 +161,12 @@ class TrainStep:
         self.warn(f"the step cannot be captured as a CUDA graph and is launched in the ordinary way: {error}")
         self.captures, self.captured, self.beside = False, {}, None
         self.optimiser.zero_grad(set_to_none=True)
-        # The others belong to the graph that failed.
-        self.learner.intra.generator, self.learner.generator = (
-            torch.Generator(self.device),
-            torch.Generator(self.device),
-        )
+        self._give_generators()  # those before belong to the graph that failed
         torch.cuda.empty_cache()
+
+    def _give_generators(self) -> None:
+        self.learner.intra.generator = torch.Generator(self.device)
+        self.learner.generator = torch.Generator(self.device)
 
     def _generators(self) -> tuple[torch.Generator, ...]:
         method, pairs = self.learner.intra.generator, self.learner.generator

@@ -405,8 +405,9 @@ class Training:
     def _interruptible(self) -> Iterator[None]:
         """Ctrl-C or a scheduler's TERM ends the run after the current step, with a checkpoint; a second one at once.
 
-        So does the first while the step is being compiled: a signal to the whole process group ends the compiler's
-        processes, for which this one would wait for ever, and there are four steps to lose at most.
+        So does the first while the step is being compiled: a signal to the whole process group may end the compiler's
+        processes, and this one might wait for them for ever (suspected after a hang, not proven). There are four steps
+        to lose at most.
         """
 
         def ask(number: int, frame: FrameType | None) -> None:

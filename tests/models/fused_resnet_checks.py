@@ -99,6 +99,8 @@ def test_in_half_precision_weights_are_cast_and_gradients_cast_back() -> None:
         errors = [p.grad.double() - q.grad for p, q in zip(network.parameters(), exact.parameters(), strict=True)]  # type: ignore[union-attr, operator]
         distances.append(torch.cat([error.flatten() for error in errors]).norm())
     assert distances[1] < 1.5 * distances[0]
+    for wanted, found in zip(exact.parameters(), fused.parameters(), strict=True):
+        assert (found.grad.double() - wanted.grad).norm() < 0.2 * wanted.grad.norm()  # type: ignore[union-attr, operator]
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in fused.parameters())
 
 
