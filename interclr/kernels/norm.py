@@ -8,8 +8,9 @@ ResNet begins, is normalised while it is read. What such a stage's 1×1 convolut
 written beside it: the gradient of that quarter is then as small.
 
 Rows (images × places) go to as many programs as keep the device busy; their sums lie side by side and are added in a
-fixed order, so results are repeatable: no atomics. The first pass walks from the end to the start and the second back,
-so that each meets what is still in the cache.
+fixed order, so results are repeatable: no atomics. The first pass walks from the last row to the first and the second
+back, one part behind the other and all channels of a row together, so that each meets what is still in the cache: what
+the convolution wrote last, what the first pass read last.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PROGRAMS = 4  # of the first pass per multiprocessor
 WARPS = 4  # tried by hand on an H200: with 8, or other tiles, slower
 # At most so many registers, that the programs of the first pass run all at once; other makers' GPUs have no such limit.
 ALL_AT_ONCE = {"maxnreg": 65_536 // (PROGRAMS * WARPS * 32)} if torch.version.hip is None else {}
+GROUPS = 4  # of SUM_ROWS · UNROLL rows that a program of the first pass takes at least: more parts wait for their turn
 FEW = 16  # channels of a program that adds sums up
 
 
@@ -136,9 +138,9 @@ def _quarter_of(rows: int, size: tuple[int, int]) -> int:
 
 
 class _Plan(NamedTuple):
-    sum_grid: tuple[int, int, int]  # programs of a part, parts, blocks of channels
+    sum_grid: tuple[int, int]  # blocks of channels × programs of a part, parts
     add_grid: tuple[int, int]
-    apply_grid: tuple[int, int, int]
+    apply_grid: tuple[int, int]  # blocks of channels × tiles of a part, parts
     programs: int
     padded: int  # programs, as a power of two
     sizes: tuple[int, int, int]  # rows of a part, channels, programs
@@ -152,13 +154,14 @@ def _plan(x: Tensor, parts: int) -> _Plan:
     assert rows * parts == x.shape[0], f"{x.shape[0]} rows are not {parts} equal parts"
     wide = min(CHANNELS, triton.next_power_of_2(channels))
     blocks = triton.cdiv(channels, wide)
-    wanted = triton.cdiv(PROGRAMS * _multiprocessors(x.device), parts * blocks)
-    programs = max(1, min(wanted, triton.cdiv(rows, SUM_ROWS * UNROLL)))
+    at_once, groups = PROGRAMS * _multiprocessors(x.device), triton.cdiv(rows, SUM_ROWS * UNROLL)
+    part_by_part = min(triton.cdiv(at_once, blocks), groups // GROUPS)
+    programs = max(1, min(max(triton.cdiv(at_once, parts * blocks), part_by_part), groups))
     even = rows % (SUM_ROWS * UNROLL) == 0 and rows % APPLY_ROWS == 0 and channels % wide == 0
     return _Plan(
-        (programs, parts, blocks),
+        (blocks * programs, parts),
         (triton.cdiv(channels, FEW), parts),
-        (triton.cdiv(rows, APPLY_ROWS), parts, blocks),
+        (blocks * triton.cdiv(rows, APPLY_ROWS), parts),
         programs,
         triton.next_power_of_2(programs),
         (rows, channels, programs),
@@ -170,6 +173,13 @@ def _plan(x: Tensor, parts: int) -> _Plan:
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@triton.jit
+def _mine(channels, WIDE: tl.constexpr):
+    """What a program of the first axis is about: its turn among the rows, its channels."""
+    blocks = tl.cdiv(channels, WIDE)
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * WIDE + tl.arange(0, WIDE)
 
 
 @triton.jit
@@ -249,8 +259,9 @@ def _sums(
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Σ (x − s) and Σ (x − s)² with s the mean of the part's first rows: near enough that nothing cancels."""
-    program, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    program, column = _mine(channels, WIDE)
+    parts = tl.num_programs(1)
+    part = parts - 1 - tl.program_id(1)
     base = part.to(tl.int64) * rows
     start = _start(x, base, rows, channels, column, HIGH)
     one = tl.zeros((HIGH, WIDE), tl.float32)
@@ -304,7 +315,7 @@ def _run_on(
         variance += momentum * (new_variance * (VIEWS / PARTS) * (rows / tl.maximum(rows - 1, 1)) - variance)
     tl.store(running_mean + column, mean, known)
     tl.store(running_var + column, variance, known)
-    if tl.program_id(2) == 0:
+    if tl.program_id(0) == 0:
         tl.store(batches, tl.load(batches) + VIEWS)
 
 
@@ -317,9 +328,9 @@ def _apply(
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr, VIEWS: tl.constexpr,
     RESIDUAL: tl.constexpr, ITS_NORM: tl.constexpr, RELU: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
-    tile, part = tl.program_id(0), tl.program_id(1)
+    tile, column = _mine(channels, WIDE)
+    part = tl.program_id(1)
     base = part.to(tl.int64) * rows
-    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     offset, inside = _place(tile, base, rows, channels, column, HIGH)
     value = _read(x, offset, inside, EVEN)
     if RESIDUAL:
@@ -389,8 +400,9 @@ def _backward_sums(
     TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
     """Σ g and Σ g·x̂ of the gradient g behind the ReLU."""
-    program, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    program, column = _mine(channels, WIDE)
+    parts = tl.num_programs(1)
+    part = parts - 1 - tl.program_id(1)
     base = part.to(tl.int64) * rows
     mean, deviation, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
     one = tl.zeros((HIGH, WIDE), tl.float32)
@@ -436,10 +448,10 @@ def _backward_apply(
     PARTS: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """γ/σ · (g − mean of g − x̂ · mean of g·x̂)."""
+    tile, column = _mine(channels, WIDE)
     part = tl.program_id(1)
-    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     known = column < channels
-    tile, base = tl.program_id(0), part.to(tl.int64) * rows
+    base = part.to(tl.int64) * rows
     offset, inside = _place(tile, base, rows, channels, column, HIGH)
     value = _read(x, offset, inside, EVEN)
     mean, deviation, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
