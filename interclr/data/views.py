@@ -17,7 +17,8 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional
 
-from interclr.data.colour import jitter, per_image, rotate_hue, solarise, to_grey
+from interclr import kernels
+from interclr.data.colour import LUMA, jitter, per_image, rotate_hue, solarise, to_grey
 from interclr.types import Batch, Config, Images, UserError
 
 ATTEMPTS = 10  # torchvision's RandomResizedCrop tries this often before it falls back to a central crop
@@ -30,6 +31,7 @@ ORDER = slice(2 * ATTEMPTS + 12, 2 * ATTEMPTS + 16)
 UNIFORMS = 2 * ATTEMPTS + 16
 
 SMALL_BATCH = 2**22  # bytes of pixels: below, views of one kind are made together, to save on the number of operations
+SMALL_VIEW = 64  # pixels across: so large a view still fits into a program of ``kernels/views.py``
 CHUNK_ELEMENTS = 2**25  # source pixels turned into floats at a time (128 MB): bounds memory with large canvases
 
 
@@ -348,6 +350,7 @@ class Views:
         # Equal views share one function, so that it is compiled once.
         made = {view: self._maker(view) for view in self.views}
         self._make = {view: torch.compile(make) if compiled else make for view, make in made.items()}
+        self._small = {view: self._small_maker(view) for view in self.views}
 
     def _maker(self, view: View) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         output_size, kernel, product, mean, std = (
@@ -361,6 +364,26 @@ class Views:
 
         return make
 
+    def _small_maker(self, view: View) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """The same by a kernel that holds an image at a time; ``pixels`` may be of fewer images than views."""
+        kernel, luma = view.kernel(self.output_size), (LUMA[0], LUMA[1], LUMA[2])
+
+        def make(pixels: Tensor, size: Tensor, uniforms: Tensor) -> Tensor:
+            from interclr.kernels.views import make_views
+
+            of = parameters_from_uniforms(view, uniforms, size)
+            window = (of.top, of.left, of.height, of.width)
+            return make_views(
+                pixels, window, of.flip, of.factor, of.hue, of.order, of.grey, of.blur_sigma, of.solarise,
+                self.output_size, kernel, luma, self.mean, self.std, self.dtype,
+            )  # fmt: skip
+
+        return make
+
+    def _are_small(self, pixels: Tensor) -> bool:
+        fits = max(pixels.shape[2:]) <= self.output_size <= SMALL_VIEW
+        return fits and pixels.dtype == torch.uint8 and kernels.usable(pixels)
+
     @torch.no_grad()
     def __call__(self, images: Images, generator: torch.Generator, total: int | None = None, first: int = 0) -> Batch:
         """``images`` are rows ``first`` onwards of a global batch of ``total``; ``generator`` is on their device."""
@@ -368,14 +391,16 @@ class Views:
         uniforms = [draw_uniforms(size, generator, total, first) for _ in self.views]
         # Autocast would run the resampling in bfloat16, which has not even a pixel's 8 bits.
         with torch.autocast(images.pixels.device.type, enabled=False):
-            if len(self._make) < len(self.views) and images.pixels.numel() <= SMALL_BATCH:
-                made = self._make[self.views[0]](
-                    images.pixels.repeat(len(self.views), 1, 1, 1), size.repeat(len(self.views), 1), torch.cat(uniforms)
-                ).chunk(len(self.views))
+            pixels, count = images.pixels, len(self.views)
+            small = self._are_small(pixels)
+            make = self._small if small else self._make
+            if len(self._make) < count and (small or pixels.numel() <= SMALL_BATCH):
+                pixels = pixels.contiguous() if small else pixels.repeat(count, 1, 1, 1)
+                made = make[self.views[0]](pixels, size.repeat(count, 1), torch.cat(uniforms)).chunk(count)
             else:
+                pixels = pixels.contiguous() if small else pixels
                 made = tuple(
-                    self._make[view](images.pixels, size, numbers)
-                    for view, numbers in zip(self.views, uniforms, strict=True)
+                    make[view](pixels, size, numbers) for view, numbers in zip(self.views, uniforms, strict=True)
                 )
         return Batch(images.index, made, images.label)
 

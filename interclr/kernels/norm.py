@@ -61,10 +61,11 @@ class Gradients(NamedTuple):
 def moments(x: Tensor, parts: int) -> Moments:
     """Of (R, C) rows that lie in memory one after the other, in equal parts."""
     plan = _plan(x, parts)
-    sums = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
-    _sums[plan.sum_grid](x, sums, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, num_warps=WARPS)
+    spreads = x.new_empty(2, parts, plan.programs, x.shape[1], dtype=torch.float32)
+    _spread[plan.sum_grid](x, spreads, *plan.sizes, SUM_ROWS, plan.wide, plan.even, UNROLL, num_warps=WARPS)
     mean, variance = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
-    _moments[plan.add_grid](x, sums, mean, variance, *plan.sizes, parts, SUM_ROWS, FEW, plan.padded, num_warps=4)
+    group = SUM_ROWS * UNROLL
+    _moments[plan.add_grid](spreads, mean, variance, *plan.sizes, parts, group, FEW, plan.padded, num_warps=4)
     return Moments(mean, variance)
 
 
@@ -220,79 +221,89 @@ def _write(pointer, offset, inside, value, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _write_sums(sums, one, two, part, program, parts, programs, channels, column):
+def _write_pair(to, one, two, part, program, parts, programs, channels, column):
     at = (part * programs + program) * channels + column
-    tl.store(sums + at, one, column < channels)
-    tl.store(sums + parts * programs * channels + at, two, column < channels)
+    tl.store(to + at, one, column < channels)
+    tl.store(to + parts * programs * channels + at, two, column < channels)
 
 
 @triton.jit
-def _add_up(sums, part, parts, programs, channels, column, PADDED: tl.constexpr):
-    """Both sums of a part over its programs, in a fixed order."""
+def _read_pairs(pairs, part, parts, programs, channels, column, PADDED: tl.constexpr):
+    """(PADDED, WIDE) twice: what the programs of a part have written."""
     program = tl.arange(0, PADDED)
     at = (part * programs + program)[:, None] * channels + column[None, :]
     there = (program < programs)[:, None] & (column < channels)[None, :]
-    one = tl.sum(tl.load(sums + at, there, other=0.0), axis=0)
-    two = tl.sum(tl.load(sums + parts * programs * channels + at, there, other=0.0), axis=0)
+    one = tl.load(pairs + at, there, other=0.0)
+    two = tl.load(pairs + parts * programs * channels + at, there, other=0.0)
     return one, two
-
-
-@triton.jit
-def _start(x, base, rows, channels, column, HIGH: tl.constexpr):
-    """(WIDE,) the mean of a part's first rows."""
-    row = tl.arange(0, HIGH)
-    there = (row < rows)[:, None] & (column < channels)[None, :]
-    some = tl.load(x + (base + row)[:, None] * channels + column[None, :], there, other=0.0).to(tl.float32)
-    return tl.sum(some, axis=0) / tl.minimum(rows, HIGH)
 
 
 @triton.jit
 def _away(x, start, tile, base, rows, channels, column, HIGH: tl.constexpr, EVEN: tl.constexpr):
     offset, inside = _place(tile, base, rows, channels, column, HIGH)
-    value = _read(x, offset, inside, EVEN) - start[None, :]
+    value = _read(x, offset, inside, EVEN) - start
     return value if EVEN else tl.where(inside, value, 0.0)
 
 
 @triton.jit
-def _sums(
-    x, sums, rows, channels, programs,
+def _spread(
+    x, spreads, rows, channels, programs,
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Σ (x − s) and Σ (x − s)² with s the mean of the part's first rows: near enough that nothing cancels."""
+    """A program's mean and its squares around it.
+
+    Each place of a tile adds up what its values are away from its first: near enough that nothing cancels.
+    """
     program, column = _mine(channels, WIDE)
     parts = tl.num_programs(1)
     part = parts - 1 - tl.program_id(1)
     base = part.to(tl.int64) * rows
-    start = _start(x, base, rows, channels, column, HIGH)
-    one = tl.zeros((HIGH, WIDE), tl.float32)
-    two = tl.zeros((HIGH, WIDE), tl.float32)
     tl.static_assert(UNROLL == 4)
     group = tl.cdiv(rows, HIGH * UNROLL) - 1 - program
+    offset, inside = _place(group * UNROLL, base, rows, channels, column, HIGH)
+    start = _read(x, offset, inside, EVEN)
+    one = tl.zeros((HIGH, WIDE), tl.float32)
+    two = tl.zeros((HIGH, WIDE), tl.float32)
+    count = tl.zeros((HIGH,), tl.int32)
     while group >= 0:  # for loops with such bounds are too much for the interpreter
-        a = _away(x, start, group * UNROLL, base, rows, channels, column, HIGH, EVEN)
-        b = _away(x, start, group * UNROLL + 1, base, rows, channels, column, HIGH, EVEN)
-        c = _away(x, start, group * UNROLL + 2, base, rows, channels, column, HIGH, EVEN)
-        d = _away(x, start, group * UNROLL + 3, base, rows, channels, column, HIGH, EVEN)
+        first = group * UNROLL
+        a = _away(x, start, first, base, rows, channels, column, HIGH, EVEN)
+        b = _away(x, start, first + 1, base, rows, channels, column, HIGH, EVEN)
+        c = _away(x, start, first + 2, base, rows, channels, column, HIGH, EVEN)
+        d = _away(x, start, first + 3, base, rows, channels, column, HIGH, EVEN)
         one += (a + b) + (c + d)
         two += (a * a + b * b) + (c * c + d * d)
+        left = rows - first * HIGH - tl.arange(0, HIGH)  # rows from each place on
+        count += UNROLL if EVEN else tl.minimum(tl.maximum(tl.cdiv(left, HIGH), 0), UNROLL)
         group -= programs
-    _write_sums(sums, tl.sum(one, axis=0), tl.sum(two, axis=0), part, program, parts, programs, channels, column)
+    share = 1.0 / tl.maximum(count, 1).to(tl.float32)[:, None]
+    weight = count.to(tl.float32)[:, None]
+    away = one * share
+    mean = tl.sum((start + away) * weight, axis=0) / tl.sum(count, axis=0)
+    apart = start + away - mean[None, :]
+    squares = tl.sum(two - one * away + weight * apart * apart, axis=0)
+    _write_pair(spreads, mean, squares, part, program, parts, programs, channels, column)
 
 
 @triton.jit
 def _moments(
-    x, sums, means, variances, rows, channels, programs, parts,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, PADDED: tl.constexpr,
+    spreads, means, variances, rows, channels, programs, parts,
+    GROUP: tl.constexpr, WIDE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Mean and variance of a part."""
+    """Mean and variance of a part, of those of its programs' rows."""
     column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     part = tl.program_id(1)
     known = column < channels
-    start = _start(x, part.to(tl.int64) * rows, rows, channels, column, HIGH)
-    one, two = _add_up(sums, part, parts, programs, channels, column, PADDED)
-    away = one / rows
-    tl.store(means + part * channels + column, start + away, known)
-    tl.store(variances + part * channels + column, tl.maximum(two / rows - away * away, 0.0), known)
+    mean, squares = _read_pairs(spreads, part, parts, programs, channels, column, PADDED)
+    groups, program = tl.cdiv(rows, GROUP), tl.arange(0, PADDED)
+    count = tl.where(program < programs, (groups - program + programs - 1) // programs * GROUP, 0)
+    count -= tl.where(program == 0, groups * GROUP - rows, 0)  # the first program has the last rows
+    weight = (count / rows)[:, None]
+    total = tl.sum(mean * weight, axis=0)
+    apart = mean - total[None, :]
+    variance = tl.sum(squares, axis=0) / rows + tl.sum(weight * apart * apart, axis=0)
+    tl.store(means + part * channels + column, total, known)
+    tl.store(variances + part * channels + column, variance, known)
 
 
 @triton.jit
@@ -426,7 +437,7 @@ def _backward_sums(
             one += f + g
             two += f * (a - mean[None, :]) + g * (b - mean[None, :])
         group -= programs
-    _write_sums(
+    _write_pair(
         sums, tl.sum(one, axis=0), tl.sum(two, axis=0) * deviation, part, program, parts, programs, channels, column
     )
 
@@ -436,9 +447,9 @@ def _backward_moments(sums, totals, channels, programs, parts, WIDE: tl.constexp
     """Σ g and Σ g·x̂ of a part."""
     column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     part = tl.program_id(1)
-    one, two = _add_up(sums, part, parts, programs, channels, column, PADDED)
-    tl.store(totals + part * channels + column, one, column < channels)
-    tl.store(totals + (parts + part) * channels + column, two, column < channels)
+    one, two = _read_pairs(sums, part, parts, programs, channels, column, PADDED)
+    tl.store(totals + part * channels + column, tl.sum(one, axis=0), column < channels)
+    tl.store(totals + (parts + part) * channels + column, tl.sum(two, axis=0), column < channels)
 
 
 @triton.jit

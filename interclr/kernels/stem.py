@@ -17,7 +17,7 @@ from interclr.kernels.norm import Moments
 ROWS = 128  # places of a tile
 TAPS = 32  # 27, as a power of two
 PROGRAMS = 512  # that share the gradient
-TILES, FEW = 64, 16  # tiles at a time, and channels, of a program that puts tiles' moments together
+TILES, FEW = 256, 16  # tiles at a time, and channels, of a program that puts tiles' moments together
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int, parts: int = 1) -> tuple[Tensor, Moments | None]:
@@ -42,7 +42,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int, parts: int = 1) -> tuple[Te
         return result, None
     mean, variance = x.new_empty(2, parts, channels, dtype=torch.float32)
     _combine[(triton.cdiv(channels, FEW), parts)](
-        partial, mean, variance, tiles // parts, channels, ROWS, TILES, FEW, num_warps=4
+        partial, mean, variance, tiles // parts, channels, ROWS, TILES, FEW, num_warps=8
     )
     return result, Moments(mean, variance)
 
@@ -93,13 +93,14 @@ def _convolve(
     at = row.to(tl.int64)[:, None] * channels + channel[None, :]
     there = (row < rows)[:, None] & (channel < channels)[None, :]
     tl.store(output + at, result, there)
-    if MOMENTS:  # of this tile, as it was written: its mean, and the squares around it
+    if MOMENTS:  # of this tile, as it was written: its mean, and the squares around it. So few that nothing cancels
         value = result.to(tl.float32)
-        mean = tl.sum(value, axis=0) / ROWS
-        away = value - mean[None, :]
+        total = tl.sum(value, axis=0)
+        squares = tl.sum(value * value, axis=0)
         mine = partial + tl.program_id(0) * channels + channel
-        tl.store(mine, mean, channel < channels)
-        tl.store(mine + tl.num_programs(0) * channels, tl.sum(away * away, axis=0), channel < channels)
+        tl.store(mine, total / ROWS, channel < channels)
+        squares = tl.maximum(squares - total * (total / ROWS), 0.0)
+        tl.store(mine + tl.num_programs(0) * channels, squares, channel < channels)
 
 
 @triton.jit
@@ -109,31 +110,26 @@ def _combine(
     """Mean and variance of a part of those of its tiles, in a fixed order."""
     channel = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     part, parts = tl.program_id(1), tl.num_programs(1)
+    known = channel < channels
     own = partial + part * tiles * channels
     squares = own + parts * tiles * channels
-    total = tl.zeros((HIGH, WIDE), tl.float32)
+    first = tl.load(own + channel, known, other=0.0)  # the mean of a tile: the others are near it
+    one = tl.zeros((HIGH, WIDE), tl.float32)
+    two = tl.zeros((HIGH, WIDE), tl.float32)
+    within = tl.zeros((HIGH, WIDE), tl.float32)
     start = part * 0
     while start < tiles:
-        at, there = _tiles(start, tiles, channels, channel, HIGH)
-        total += tl.load(own + at, there, other=0.0)
+        tile = start + tl.arange(0, HIGH)
+        at, there = tile[:, None] * channels + channel[None, :], (tile < tiles)[:, None] & known[None, :]
+        away = tl.where(there, tl.load(own + at, there, other=0.0) - first[None, :], 0.0)
+        one += away
+        two += away * away
+        within += tl.load(squares + at, there, other=0.0)
         start += HIGH
-    mean = tl.sum(total, axis=0) / tiles
-    around = tl.zeros((HIGH, WIDE), tl.float32)
-    start = part * 0
-    while start < tiles:
-        at, there = _tiles(start, tiles, channels, channel, HIGH)
-        away = tl.where(there, tl.load(own + at, there, other=0.0) - mean[None, :], 0.0)
-        around += tl.load(squares + at, there, other=0.0) + ROWS * away * away
-        start += HIGH
-    known = channel < channels
-    tl.store(means + part * channels + channel, mean, known)
-    tl.store(variances + part * channels + channel, tl.sum(around, axis=0) / (tiles * ROWS), known)
-
-
-@triton.jit
-def _tiles(start, tiles, channels, channel, HIGH: tl.constexpr):
-    tile = start + tl.arange(0, HIGH)
-    return tile[:, None] * channels + channel[None, :], (tile < tiles)[:, None] & (channel < channels)[None, :]
+    away = tl.sum(one, axis=0) / tiles
+    between = tl.maximum(tl.sum(two, axis=0) / tiles - away * away, 0.0)
+    tl.store(means + part * channels + channel, first + away, known)
+    tl.store(variances + part * channels + channel, tl.sum(within, axis=0) / (tiles * ROWS) + between, known)
 
 
 @triton.jit

@@ -14,10 +14,11 @@ from torch.nn.functional import normalize
 
 from interclr import kernels
 from interclr.bank import MemoryBank
+from interclr.data.views import View, Views
 from interclr.labels.kmeans import kmeans, nearest_centroid
 from interclr.losses import cosines, margin_nce
 from interclr.samplers import SemiEasy, SemiHard
-from interclr.types import Pairs
+from interclr.types import Images, Pairs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -374,3 +375,53 @@ def test_the_variance_survives_an_outlier_in_the_first_row() -> None:
     x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     x[0] = 1000.0
     torch.testing.assert_close(moments(x, 1).variance[0].double(), x.double().var(0, correction=0), rtol=1e-4, atol=0)
+
+
+CIFAR = {"jitter": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "grey": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "canvas", "output"),
+    [
+        (CIFAR, (32, 32), 32),
+        (CIFAR | {"blur": 0.5}, (32, 32), 32),
+        (CIFAR | {"blur": 0.5, "solarise": 0.5}, (12, 17), 24),  # not a power of two; a wider canvas than high
+        (CIFAR | {"blur": 1.0, "blur_kernel": 7}, (8, 8), 8),  # so wide that it sees both borders
+        (CIFAR | {"solarise": 1.0, "jitter": 1.0}, (9, 9), 9),
+        ({"jitter": 1.0, "hue": 0.5}, (16, 16), 16),
+        ({"jitter": 1.0, "contrast": 0.9}, (16, 16), 16),
+        ({"jitter": 0.5, "saturation": 1.5, "hue": 0.2}, (16, 16), 16),
+        ({"grey": 0.5, "flip": 1.0}, (16, 16), 16),
+        ({"blur": 0.5}, (3, 5), 64),
+        ({"crop_scale": (0.05, 0.1), "flip": 0.0}, (16, 16), 16),
+    ],
+)
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_views_of_small_images_are_the_plain_ones(
+    kind: dict[str, float], canvas: tuple[int, int], output: int, kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"crop_scale": (0.5, 1.0)} if kinds == 2 else {}
+    views = Views([View(**kind), View(**kind | other)], output, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    pixels = torch.randint(0, 256, (24, 3, *canvas), dtype=torch.uint8, device=DEVICE)
+    pixels[0] = 7  # no colour, no contrast
+    low = torch.tensor([2, 2], device=DEVICE)
+    size = torch.maximum((torch.rand(24, 2, device=DEVICE) * torch.tensor(canvas, device=DEVICE)).long() + 1, low)
+    for sizes in (None, size):
+        images = Images(torch.arange(24, device=DEVICE), pixels, sizes, None)
+        made = []
+        for use in ("0", "1"):
+            monkeypatch.setenv("INTERCLR_KERNELS", use)
+            assert views._are_small(pixels) == (use == "1")
+            generator = torch.Generator(DEVICE).manual_seed(3)
+            made.append(views(images, generator).views)
+        for plain, fast in zip(*made, strict=True):
+            assert fast.is_contiguous(memory_format=torch.channels_last)
+            torch.testing.assert_close(fast, plain, atol=1e-4, rtol=0)  # 1e-4: 1/200 of a grey level
+
+
+def test_views_that_shrink_or_are_large_take_the_plain_way() -> None:
+    pixels = torch.zeros(1, 3, 40, 40, dtype=torch.uint8, device=DEVICE)
+    for output, small in ((40, True), (39, False), (64, True), (65, False)):
+        assert Views([View()], output, (0.5,) * 3, (0.2,) * 3)._are_small(pixels) == small
+    assert not Views([View()], 40, (0.5,) * 3, (0.2,) * 3)._are_small(pixels.float())
