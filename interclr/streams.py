@@ -62,6 +62,12 @@ def start_beside(job: Callable[[], Any], *inputs: torch.Tensor) -> Any:
         return job()
 
 
+def wait_for_started() -> None:
+    """Make the current stream wait for the jobs of ``start_beside`` so far, not for those of ``run_beside``."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and _side_stream(LATER) in _forked:
+        torch.cuda.current_stream().wait_stream(_side_stream(LATER))
+
+
 def wait_for_side_streams() -> None:
     """Make the current stream wait for what the side streams have been given so far."""
     for side in _forked:

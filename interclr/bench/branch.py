@@ -46,7 +46,8 @@ def measure_branch(
         batch = int(settings.data.batch)
         pixels = torch.randint(0, 256, (batches * batch, 3, canvas, canvas), dtype=torch.uint8)
         gc.collect()
-        before = _held(device)
+        _forget_peak(device)
+        before = _in_use(device)
         screen.say(f"{name}: building and capturing")
         started = time.perf_counter()
         here = prepare(name, overrides, pixels, images, device)
@@ -55,11 +56,9 @@ def measure_branch(
             steps[name]()
         wait_for(device)
         starting[name] = time.perf_counter() - started
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+        _forget_peak(device)
         block_milliseconds(steps[name], 12, device)
-        memory[name] = _most_held(device) - before
+        memory[name] = _in_use(device) - before
         prepared[name] = here
     times = in_turns(steps, rounds, repeats, device)
     plain, inter = recipe, f"{recipe}-interclr"
@@ -79,7 +78,7 @@ def measure_branch(
         "milliseconds": {name: spread(values) for name, values in times.items()},
         "ratio": ratios(times[inter], times[plain]),
         "extra_bytes": memory[inter] - memory[plain],
-        "bytes_are": "held",  # before: in use, which misses what a graph keeps
+        "bytes_are": "in use at the peak, with all that graphs keep",
         "peak_bytes": memory,
         "seconds_to_start": starting,  # building, clustering and compiling
         "rounds": times,
@@ -149,16 +148,21 @@ def _stepper(prepared: Prepared) -> Any:
     return work
 
 
-def _held(device: torch.device) -> int:
-    """Bytes taken from the device, whether in use or not: what a graph keeps for its replays counts as not in use."""
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _in_use(device: torch.device) -> int:
+    """Bytes in use at the peak since the last reset, and all that graphs keep for their replays.
+
+    Not what the allocator holds besides: pieces left over from building, which the next one to ask will get.
+    """
     if device.type != "cuda":
         return 0
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved()
-
-
-def _most_held(device: torch.device) -> int:
-    return torch.cuda.max_memory_reserved() if device.type == "cuda" else 0
+    segments = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
+    kept = sum(s["total_size"] - s["allocated_size"] for s in segments)
+    return kept + torch.cuda.max_memory_allocated()
 
 
 def _free(device: torch.device) -> None:

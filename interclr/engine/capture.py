@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from interclr import dist
+from interclr.models import in_one_piece
 from interclr.streams import forget_side_streams
 from interclr.types import Batch
 
@@ -49,7 +50,7 @@ class CapturedStep:
         if self.graph is None:
             self._capture(compute, batch)
         assert self.graph is not None
-        for held, given in zip(_tensors(self.batch), _tensors(batch), strict=True):
+        for held, given in _copies(self.batch, batch):
             assert held.shape == given.shape, f"a graph of {tuple(held.shape)} was given {tuple(given.shape)}"
             held.copy_(given, non_blocking=True)
         self.taken.record()
@@ -67,7 +68,8 @@ class CapturedStep:
         return terms
 
     def _capture(self, compute: Compute, batch: Batch) -> None:
-        self.batch = Batch(batch.index.clone(), tuple(view.clone() for view in batch.views))
+        # The views lie one behind the other, so that an encoder which takes them together need not copy them.
+        self.batch = Batch(batch.index.clone(), torch.cat(batch.views).chunk(len(batch.views)))
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
@@ -89,5 +91,9 @@ class CapturedStep:
         self.graph = graph
 
 
-def _tensors(batch: Batch) -> tuple[Tensor, ...]:
-    return batch.index, *batch.views
+def _copies(held: Batch, given: Batch) -> list[tuple[Tensor, Tensor]]:
+    """What to copy from where; all views at once where those given lie as those held do."""
+    to, of = in_one_piece(held.views), in_one_piece(given.views)
+    apart = to is None or of is None
+    views = list(zip(held.views, given.views, strict=True)) if apart else [(to, of)]
+    return [(held.index, given.index), *views]

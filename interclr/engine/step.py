@@ -20,7 +20,7 @@ from interclr.engine.capture import CapturedStep, CaptureFailed, can_capture
 from interclr.learner import Learner
 from interclr.models import fuse
 from interclr.optim import learning_rate, set_learning_rate
-from interclr.streams import join_side_streams
+from interclr.streams import join_side_streams, run_beside
 from interclr.types import Batch, Images
 
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -197,10 +197,14 @@ class TrainStep:
                 loss, embeddings, terms = learner.loss(batch, epoch)
             self.scaler.scale(loss / self.plan.accumulate).backward()
         join_side_streams()
-        if last:
-            set_learning_rate(self.optimiser, self.rate)
-            self.scaler.step(self.optimiser)
-            self.scaler.update()
-            self.optimiser.zero_grad(set_to_none=True)
-            learner.intra.after_optimiser(self.momentum)
-        return {"loss": loss.detach()} | terms | learner.write(embeddings, epoch)
+        # Neither reads what the other writes.
+        written: dict[str, Tensor]
+        written, _ = run_beside(lambda: learner.write(embeddings, epoch), lambda: self._update() if last else None)
+        return {"loss": loss.detach()} | terms | written
+
+    def _update(self) -> None:
+        set_learning_rate(self.optimiser, self.rate)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.learner.intra.after_optimiser(self.momentum)

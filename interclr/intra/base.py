@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from interclr.bank import MemoryBank
 from interclr.losses import byol_mse, cosines, margin_nce
-from interclr.models import Encoded, Encoder, split_batch_norm, takes_views_together
+from interclr.models import Encoded, Encoder, joined, split_batch_norm, takes_views_together
 from interclr.types import Batch, Embeddings, Pairs
 
 
@@ -65,7 +65,7 @@ class IntraMethod(nn.Module, ABC):
     def encode(self, forward: Callable[[Tensor], tuple[Tensor, ...]], views: Sequence[Tensor]) -> list[Encoded]:
         if not self.together:
             return [Encoded(*forward(view)) for view in views]
-        parts = [output.chunk(len(views)) for output in forward(torch.cat(list(views)))]
+        parts = [output.chunk(len(views)) for output in forward(joined(views))]
         return [Encoded(*part) for part in zip(*parts, strict=True)]
 
     @abstractmethod
@@ -118,6 +118,12 @@ class PositiveOnly(IntraMethod):
 def _summed_mse(query: Tensor, target: Tensor) -> Tensor:
     """Mean over images, sum over the V directions, as BYOL's symmetric loss."""
     return byol_mse(query.flatten(0, 1), target.flatten(0, 1)) * query.shape[0]
+
+
+def by_direction(parts: Sequence[Tensor]) -> Tensor:
+    """V × (B, D) → (V, B, D)."""
+    whole = joined(parts)
+    return whole.view(len(parts), -1, whole.shape[1])
 
 
 def mean_direction(features: Tensor) -> Tensor:

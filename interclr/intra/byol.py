@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from interclr.intra.base import PositiveOnly, mean_direction
+from interclr.intra.base import PositiveOnly, by_direction, mean_direction
 from interclr.models import Backbone, Encoded, Encoder, mlp, momentum_copy, update_momentum_copy
 from interclr.optim import cosine
 from interclr.streams import run_beside
@@ -42,20 +43,18 @@ class BYOL(PositiveOnly):
         self.target_encoder.predictor = self.target_encoder.inter_predictor = None  # the target does not predict
 
     def embed(self, batch: Batch) -> Embeddings:
-        first, second = batch.views[:2]
-        target, online = run_beside(
-            lambda: self._targets(second, first), lambda: self.encode(self._forward, (first, second))
-        )
+        views = batch.views[:2]
+        target, online = run_beside(lambda: self._targets(views), lambda: self.encode(self._forward, views))
         return Embeddings(
             index=batch.index,
-            query=torch.stack([e[1] for e in online]),
-            target=torch.stack([e.projection for e in target]),
-            inter_query=torch.stack([e[3] for e in online]),
-            feature=mean_direction(torch.stack([e.inter_projection for e in target])),
+            query=by_direction([e[1] for e in online]),
+            target=torch.stack([e.projection for e in reversed(target)]),  # each query's is of the other view
+            inter_query=by_direction([e[3] for e in online]),
+            feature=mean_direction(by_direction([e.inter_projection for e in target])),
         )
 
     @torch.no_grad()
-    def _targets(self, *views: Tensor) -> list[Encoded]:
+    def _targets(self, views: Sequence[Tensor]) -> list[Encoded]:
         return self.encode(self.target_encoder, views)
 
     def momentum_at(self, step: int, total: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from interclr import dist
 from interclr.bank import MemoryBank
-from interclr.intra.base import IntraMethod, mean_direction
+from interclr.intra.base import IntraMethod, by_direction, mean_direction
 from interclr.losses import margin_nce
-from interclr.models import Backbone, Encoder, mlp, momentum_copy, split_batch_norm, update_momentum_copy
+from interclr.models import Backbone, Encoder, joined, mlp, momentum_copy, split_batch_norm, update_momentum_copy
 from interclr.streams import run_beside
 from interclr.types import Batch, Config, Embeddings
 
@@ -50,30 +51,36 @@ class MoCo(IntraMethod):
         self.register_buffer("queue_position", torch.zeros((), dtype=torch.int64))
 
     def embed(self, batch: Batch) -> Embeddings:
-        first, second = batch.views[:2]
-        views, key_views = ([first, second], [second, first]) if self.symmetric else ([first], [second])
-        keys, encoded = run_beside(lambda: self._keys(key_views), lambda: self.encode(self._forward, views))
+        views = batch.views[:2]
+        queries, keys = (views, views) if self.symmetric else (views[:1], views[1:])
+        (target, features), encoded = run_beside(lambda: self._keys(keys), lambda: self.encode(self._forward, queries))
         return Embeddings(
             index=batch.index,
-            query=torch.stack([e[1] for e in encoded]),
-            target=torch.stack([key for key, _ in keys]),
-            inter_query=torch.stack([e[3] for e in encoded]),
-            feature=mean_direction(torch.stack([feature for _, feature in keys])),
+            query=by_direction([e[1] for e in encoded]),
+            target=target,
+            inter_query=by_direction([e[3] for e in encoded]),
+            feature=mean_direction(features),
         )
 
     @torch.no_grad()
-    def _keys(self, views: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Keys in an order shuffled across the global batch, so that no key shares statistics with its query."""
-        total = views[0].shape[0] * dist.world()
-        mine = dist.slice_of_rank(total)
-        orders = [torch.randperm(total, generator=self.generator, device=view.device) for view in views]
-        shuffled = [rows_of(dist.all_gather(view), order[mine]) for view, order in zip(views, orders, strict=True)]
-        keys = []
-        for encoded, order in zip(self.encode(self.key_encoder, shuffled), orders, strict=True):
-            back = torch.empty_like(order).scatter_(0, order, torch.arange(total, device=order.device))[mine]
-            both = (encoded.projection, encoded.inter_projection)
-            keys.append((dist.all_gather(both[0])[back], dist.all_gather(both[1])[back]))
-        return keys
+    def _keys(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(V, B, D) twice: the keys for the queries, each of the other view, and what the bank is to hold.
+
+        Encoded in an order shuffled across the global batch, so that no key shares statistics with its query.
+        """
+        count, total = len(views), views[0].shape[0] * dist.world()
+        mine, device = dist.slice_of_rank(total), views[0].device
+        order = torch.rand((count, total), generator=self.generator, device=device).argsort(1)
+        places = torch.arange(count * total, device=device).view(count, total)
+        back = torch.empty_like(order).scatter_(1, order, places[:1].expand_as(order))
+        start = places[:, :1]  # of a view in what all ranks have together
+        there, home = ((index[:, mine] + start).flatten() for index in (order, back))
+        home = home.view(count, -1).flip(0).flatten()  # the first direction's key is of the second view
+        everyone = joined([dist.all_gather(view) for view in views])
+        encoded = self.encode(self.key_encoder, rows_of(everyone, there).chunk(count))
+        keys = _at_home([e.projection for e in encoded], home)
+        shared = self.encoder.inter_projector is None
+        return keys, keys if shared else _at_home([e.inter_projection for e in encoded], home)
 
     def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
         query, key = embeddings.query.flatten(0, 1), embeddings.target.flatten(0, 1)  # (V·B, D)
@@ -98,6 +105,11 @@ class MoCo(IntraMethod):
     def bank_encoder(self) -> Encoder:
         assert isinstance(self.key_encoder, Encoder)
         return self.key_encoder
+
+
+def _at_home(parts: list[Tensor], home: Tensor) -> Tensor:
+    back = joined([dist.all_gather(part) for part in parts])[home]
+    return back.view(len(parts), -1, back.shape[1])
 
 
 def rows_of(images: Tensor, order: Tensor) -> Tensor:

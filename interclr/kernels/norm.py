@@ -8,9 +8,8 @@ ResNet begins, is normalised while it is read. What such a stage's 1×1 convolut
 written beside it: the gradient of that quarter is then as small.
 
 Rows (images × places) go to as many programs as keep the device busy; their sums lie side by side and are added in a
-fixed order, so results are repeatable: no atomics. The first pass walks from the last row to the first and the second
-back, one part behind the other and all channels of a row together, so that each meets what is still in the cache: what
-the convolution wrote last, what the first pass read last.
+fixed order, so results are repeatable: no atomics. The first pass walks from the last row of every part to its first,
+the second back, all channels of a row together, so that it meets what is still in the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ PROGRAMS = 4  # of the first pass per multiprocessor
 WARPS = 4  # tried by hand on an H200: with 8, or other tiles, slower
 # At most so many registers, that the programs of the first pass run all at once; other makers' GPUs have no such limit.
 ALL_AT_ONCE = {"maxnreg": 65_536 // (PROGRAMS * WARPS * 32)} if torch.version.hip is None else {}
-GROUPS = 4  # of SUM_ROWS · UNROLL rows that a program of the first pass takes at least: more parts wait for their turn
 FEW = 16  # channels of a program that adds sums up
 
 
@@ -99,7 +97,7 @@ def normalise(
 
 
 def normalise_backward(
-    first: Tensor,  # (R, C) gradient of the output
+    first: Tensor,  # (R, C) gradient of the output; or (R / places, C), each row that of so many places
     second: Tensor | None,  # the gradient of another use of the output; with ``size`` of the quarter of it
     x: Tensor,
     output: Tensor | None,  # where there was a residual: what tells which values the ReLU let through
@@ -107,8 +105,11 @@ def normalise_backward(
     norm: Norm,
     relu: bool,
     size: tuple[int, int] | None = None,
+    places: int = 1,  # more than 1 only behind a residual
 ) -> Gradients:
     parts, residual = len(found.mean), output is not None
+    assert len(first) * places == len(x)
+    assert residual or places == 1
     assert all(rows is None or rows.is_contiguous() for rows in (first, second, output)), (
         "rows must lie one after the other"
     )
@@ -118,8 +119,8 @@ def normalise_backward(
     line = (*found, norm.weight, norm.bias)
     _backward_sums[plan.sum_grid](
         first, x if second is None else second, x, x if output is None else output, before, sums, *line, norm.eps,
-        *plan.sizes, *(size or (1, 1)), SUM_ROWS, plan.wide, plan.even, UNROLL, second is not None, residual, relu,
-        size is not None, num_warps=WARPS, **ALL_AT_ONCE,
+        *plan.sizes, *(size or (1, 1)), places, SUM_ROWS, plan.wide, plan.even, UNROLL, second is not None, residual,
+        relu, size is not None, num_warps=WARPS, **ALL_AT_ONCE,
     )  # fmt: skip
     totals = x.new_empty(2, parts, x.shape[1], dtype=torch.float32)
     _backward_moments[plan.add_grid](sums, totals, *plan.sizes[1:], parts, FEW, plan.padded, num_warps=4)
@@ -141,7 +142,7 @@ def _quarter_of(rows: int, size: tuple[int, int]) -> int:
 class _Plan(NamedTuple):
     sum_grid: tuple[int, int]  # blocks of channels × programs of a part, parts
     add_grid: tuple[int, int]
-    apply_grid: tuple[int, int]  # blocks of channels × tiles of a part, parts
+    apply_grid: tuple[int]  # blocks of channels × parts × tiles of a part
     programs: int
     padded: int  # programs, as a power of two
     sizes: tuple[int, int, int]  # rows of a part, channels, programs
@@ -155,14 +156,13 @@ def _plan(x: Tensor, parts: int) -> _Plan:
     assert rows * parts == x.shape[0], f"{x.shape[0]} rows are not {parts} equal parts"
     wide = min(CHANNELS, triton.next_power_of_2(channels))
     blocks = triton.cdiv(channels, wide)
-    at_once, groups = PROGRAMS * _multiprocessors(x.device), triton.cdiv(rows, SUM_ROWS * UNROLL)
-    part_by_part = min(triton.cdiv(at_once, blocks), groups // GROUPS)
-    programs = max(1, min(max(triton.cdiv(at_once, parts * blocks), part_by_part), groups))
+    wanted = triton.cdiv(PROGRAMS * _multiprocessors(x.device), parts * blocks)
+    programs = max(1, min(wanted, triton.cdiv(rows, SUM_ROWS * UNROLL)))
     even = rows % (SUM_ROWS * UNROLL) == 0 and rows % APPLY_ROWS == 0 and channels % wide == 0
     return _Plan(
         (blocks * programs, parts),
         (triton.cdiv(channels, FEW), parts),
-        (blocks * triton.cdiv(rows, APPLY_ROWS), parts),
+        (blocks * parts * triton.cdiv(rows, APPLY_ROWS),),
         programs,
         triton.next_power_of_2(programs),
         (rows, channels, programs),
@@ -177,10 +177,11 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @triton.jit
-def _mine(channels, WIDE: tl.constexpr):
-    """What a program of the first axis is about: its turn among the rows, its channels."""
+def _mine(channels, PARTS: tl.constexpr, WIDE: tl.constexpr):
+    """The tile, the part and the channels of a program of the second pass: the first tiles of all parts come first."""
     blocks = tl.cdiv(channels, WIDE)
-    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * WIDE + tl.arange(0, WIDE)
+    turn = tl.program_id(0) // blocks
+    return turn // PARTS, turn % PARTS, tl.program_id(0) % blocks * WIDE + tl.arange(0, WIDE)
 
 
 @triton.jit
@@ -254,9 +255,9 @@ def _spread(
 
     Each place of a tile adds up what its values are away from its first: near enough that nothing cancels.
     """
-    program, column = _mine(channels, WIDE)
-    parts = tl.num_programs(1)
-    part = parts - 1 - tl.program_id(1)
+    blocks, parts = tl.cdiv(channels, WIDE), tl.num_programs(1)
+    program, part = tl.program_id(0) // blocks, tl.program_id(1)
+    column = tl.program_id(0) % blocks * WIDE + tl.arange(0, WIDE)
     base = part.to(tl.int64) * rows
     tl.static_assert(UNROLL == 4)
     group = tl.cdiv(rows, HIGH * UNROLL) - 1 - program
@@ -339,8 +340,7 @@ def _apply(
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr, VIEWS: tl.constexpr,
     RESIDUAL: tl.constexpr, ITS_NORM: tl.constexpr, RELU: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
-    tile, column = _mine(channels, WIDE)
-    part = tl.program_id(1)
+    tile, part, column = _mine(channels, PARTS, WIDE)
     base = part.to(tl.int64) * rows
     offset, inside = _place(tile, base, rows, channels, column, HIGH)
     value = _read(x, offset, inside, EVEN)
@@ -383,12 +383,16 @@ def _line(means, variances, weight, bias, eps, part, channels, column):
 @triton.jit
 def _gradient(
     first, second, output, before, value, scale, shift, tile, base, rows, channels, column,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr,
     TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
     """The gradient behind the ReLU; with a residual it is also that one's, and is written."""
     offset, inside = _place(tile, base, rows, channels, column, HIGH)
-    gradient = _read(first, offset, inside, EVEN)
+    if PLACES > 1:
+        image = (base + tile * HIGH + tl.arange(0, HIGH)) // PLACES
+        gradient = _read(first, image[:, None] * channels + column[None, :], inside, EVEN)
+    else:
+        gradient = _read(first, offset, inside, EVEN)
     if TWO and QUARTER:
         there, taken = _place_in_quarter(tile, base, rows, channels, column, HEIGHT, WIDTH, HIGH)
         gradient += tl.load(second + there, taken, other=0.0).to(tl.float32)
@@ -406,14 +410,14 @@ def _gradient(
 @triton.jit
 def _backward_sums(
     first, second, x, output, before, sums, means, variances, weight, bias, eps,
-    rows, channels, programs, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    rows, channels, programs, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, UNROLL: tl.constexpr,
     TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
     """Σ g and Σ g·x̂ of the gradient g behind the ReLU."""
-    program, column = _mine(channels, WIDE)
-    parts = tl.num_programs(1)
-    part = parts - 1 - tl.program_id(1)
+    blocks, parts = tl.cdiv(channels, WIDE), tl.num_programs(1)
+    program, part = tl.program_id(0) // blocks, tl.program_id(1)
+    column = tl.program_id(0) % blocks * WIDE + tl.arange(0, WIDE)
     base = part.to(tl.int64) * rows
     mean, deviation, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
     one = tl.zeros((HIGH, WIDE), tl.float32)
@@ -428,11 +432,11 @@ def _backward_sums(
             b = _read(x, at, there, EVEN)
             f = _gradient(
                 first, second, output, before, a, scale, shift, here, base, rows, channels, column, HEIGHT, WIDTH,
-                HIGH, EVEN, TWO, RESIDUAL, RELU, QUARTER,
+                PLACES, HIGH, EVEN, TWO, RESIDUAL, RELU, QUARTER,
             )  # fmt: skip
             g = _gradient(
                 first, second, output, before, b, scale, shift, after, base, rows, channels, column, HEIGHT, WIDTH,
-                HIGH, EVEN, TWO, RESIDUAL, RELU, QUARTER,
+                PLACES, HIGH, EVEN, TWO, RESIDUAL, RELU, QUARTER,
             )  # fmt: skip
             one += f + g
             two += f * (a - mean[None, :]) + g * (b - mean[None, :])
@@ -459,15 +463,14 @@ def _backward_apply(
     PARTS: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """γ/σ · (g − mean of g − x̂ · mean of g·x̂)."""
-    tile, column = _mine(channels, WIDE)
-    part = tl.program_id(1)
+    tile, part, column = _mine(channels, PARTS, WIDE)
     known = column < channels
     base = part.to(tl.int64) * rows
     offset, inside = _place(tile, base, rows, channels, column, HIGH)
     value = _read(x, offset, inside, EVEN)
     mean, deviation, scale, shift = _line(means, variances, weight, bias, eps, part, channels, column)
     gradient = _gradient(
-        first, second, x, result, value, scale, shift, tile, base, rows, channels, column, 1, 1,
+        first, second, x, result, value, scale, shift, tile, base, rows, channels, column, 1, 1, 1,
         HIGH, EVEN, TWO, False, RELU, False,
     )  # fmt: skip
     one = tl.load(totals + part * channels + column, known, other=0.0)

@@ -7,6 +7,8 @@ fixed order. The mean and variance that BatchNorm wants of the result are found 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -14,10 +16,12 @@ from torch import Tensor
 
 from interclr.kernels.norm import Moments
 
-ROWS = 128  # places of a tile
+ROWS = 64  # places of a tile
+GRADIENT_ROWS = 128  # of a tile that the gradient is added up from
+MOST_TILES = 16  # that a program convolves, one after the other
 TAPS = 32  # 27, as a power of two
 PROGRAMS = 512  # that share the gradient
-TILES, FEW = 256, 16  # tiles at a time, and channels, of a program that puts tiles' moments together
+TOGETHER, FEW = 256, 16  # programs at a time, and channels, of a program that puts moments together
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int, parts: int = 1) -> tuple[Tensor, Moments | None]:
@@ -32,17 +36,20 @@ def convolve(x: Tensor, weight: Tensor, stride: int, parts: int = 1) -> tuple[Te
     rows = count * high * wide
     tiles = triton.cdiv(rows, ROWS)
     with_moments = rows % (parts * ROWS) == 0
-    partial = x.new_empty(2, tiles if with_moments else 0, channels, dtype=torch.float32)
-    _convolve[(tiles,)](
+    each = math.gcd(tiles // parts, MOST_TILES) if with_moments else 1
+    programs = tiles // each
+    partial = x.new_empty(2, programs if with_moments else 0, channels, dtype=torch.float32)
+    _convolve[(programs,)](
         x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), output, partial, rows, channels,
-        height, width, high, wide, stride, ROWS, TAPS, triton.next_power_of_2(channels), with_moments, num_warps=4,
+        height, width, high, wide, stride, each, ROWS, TAPS, triton.next_power_of_2(channels), with_moments,
+        num_warps=4,
     )  # fmt: skip
     result = output.permute(0, 3, 1, 2)
     if not with_moments:
         return result, None
     mean, variance = x.new_empty(2, parts, channels, dtype=torch.float32)
     _combine[(triton.cdiv(channels, FEW), parts)](
-        partial, mean, variance, tiles // parts, channels, ROWS, TILES, FEW, num_warps=8
+        partial, mean, variance, programs // parts, channels, each * ROWS, TOGETHER, FEW, num_warps=8
     )
     return result, Moments(mean, variance)
 
@@ -52,11 +59,11 @@ def weight_gradient(x: Tensor, gradient: Tensor, stride: int) -> Tensor:
     _, _, height, width = x.shape
     count, channels, high, wide = gradient.shape
     rows = count * high * wide
-    programs = min(PROGRAMS, triton.cdiv(rows, ROWS))
+    programs = min(PROGRAMS, triton.cdiv(rows, GRADIENT_ROWS))
     partial = x.new_empty(programs, channels, TAPS, dtype=torch.float32)
     _weight_gradient[(programs,)](
         x.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1), partial, rows, channels, programs,
-        height, width, high, wide, stride, ROWS, TAPS, triton.next_power_of_2(channels), num_warps=4,
+        height, width, high, wide, stride, GRADIENT_ROWS, TAPS, triton.next_power_of_2(channels), num_warps=4,
     )  # fmt: skip
     return partial.sum(0)[:, :27].reshape(channels, 3, 3, 3).permute(0, 3, 1, 2)
 
@@ -81,55 +88,63 @@ def _patches(
 @triton.jit
 def _convolve(
     x, weight, output, partial, rows, channels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HIGH: tl.constexpr,
-    WIDE: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr,
-    MOMENTS: tl.constexpr,
+    WIDE: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
+    CHANNELS: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tap, channel = tl.arange(0, TAPS), tl.arange(0, CHANNELS)
-    patches = _patches(x, row, rows, HEIGHT, WIDTH, HIGH, WIDE, STRIDE, TAPS)
     known = (tap < 27)[:, None] & (channel < channels)[None, :]
     kernel = tl.load(weight + channel[None, :] * 27 + tap[:, None], known, other=0.0)
-    result = tl.dot(patches, kernel).to(output.dtype.element_ty)
-    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
-    there = (row < rows)[:, None] & (channel < channels)[None, :]
-    tl.store(output + at, result, there)
-    if MOMENTS:  # of this tile, as it was written: its mean, and the squares around it. So few that nothing cancels
-        value = result.to(tl.float32)
-        total = tl.sum(value, axis=0)
-        squares = tl.sum(value * value, axis=0)
+    one = tl.zeros((ROWS, CHANNELS), tl.float32)
+    two = tl.zeros((ROWS, CHANNELS), tl.float32)
+    turn = tl.program_id(0) * 0
+    while turn < EACH:
+        row = (tl.program_id(0) * EACH + turn) * ROWS + tl.arange(0, ROWS)
+        patches = _patches(x, row, rows, HEIGHT, WIDTH, HIGH, WIDE, STRIDE, TAPS)
+        result = tl.dot(patches, kernel).to(output.dtype.element_ty)
+        at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        there = (row < rows)[:, None] & (channel < channels)[None, :]
+        tl.store(output + at, result, there)
+        if MOMENTS:  # as it was written
+            value = result.to(tl.float32)
+            one += value
+            two += value * value
+        turn += 1
+    if MOMENTS:  # of so few rows that nothing cancels: their mean, and the squares around it
+        total = tl.sum(one, axis=0)
+        mean = total / (EACH * ROWS)
         mine = partial + tl.program_id(0) * channels + channel
-        tl.store(mine, total / ROWS, channel < channels)
-        squares = tl.maximum(squares - total * (total / ROWS), 0.0)
+        tl.store(mine, mean, channel < channels)
+        squares = tl.maximum(tl.sum(two, axis=0) - total * mean, 0.0)
         tl.store(mine + tl.num_programs(0) * channels, squares, channel < channels)
 
 
 @triton.jit
 def _combine(
-    partial, means, variances, tiles, channels, ROWS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr
+    partial, means, variances, programs, channels, ROWS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """Mean and variance of a part of those of its tiles, in a fixed order."""
+    """Mean and variance of a part of those of its programs, in a fixed order."""
     channel = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     part, parts = tl.program_id(1), tl.num_programs(1)
     known = channel < channels
-    own = partial + part * tiles * channels
-    squares = own + parts * tiles * channels
-    first = tl.load(own + channel, known, other=0.0)  # the mean of a tile: the others are near it
+    own = partial + part * programs * channels
+    squares = own + parts * programs * channels
+    first = tl.load(own + channel, known, other=0.0)  # one of the means: the others are near it
     one = tl.zeros((HIGH, WIDE), tl.float32)
     two = tl.zeros((HIGH, WIDE), tl.float32)
     within = tl.zeros((HIGH, WIDE), tl.float32)
     start = part * 0
-    while start < tiles:
-        tile = start + tl.arange(0, HIGH)
-        at, there = tile[:, None] * channels + channel[None, :], (tile < tiles)[:, None] & known[None, :]
+    while start < programs:
+        program = start + tl.arange(0, HIGH)
+        at, there = program[:, None] * channels + channel[None, :], (program < programs)[:, None] & known[None, :]
         away = tl.where(there, tl.load(own + at, there, other=0.0) - first[None, :], 0.0)
         one += away
         two += away * away
         within += tl.load(squares + at, there, other=0.0)
         start += HIGH
-    away = tl.sum(one, axis=0) / tiles
-    between = tl.maximum(tl.sum(two, axis=0) / tiles - away * away, 0.0)
+    away = tl.sum(one, axis=0) / programs
+    between = tl.maximum(tl.sum(two, axis=0) / programs - away * away, 0.0)
     tl.store(means + part * channels + channel, first + away, known)
-    tl.store(variances + part * channels + channel, tl.sum(within, axis=0) / (tiles * ROWS) + between, known)
+    tl.store(variances + part * channels + channel, tl.sum(within, axis=0) / (programs * ROWS) + between, known)
 
 
 @triton.jit

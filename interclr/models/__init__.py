@@ -3,6 +3,7 @@
 from interclr.models.backbones import Backbone, BackboneConfig
 from interclr.models.fused_resnet import fuse
 from interclr.models.heads import Encoded, Encoder, mlp
+from interclr.models.join import in_one_piece, joined
 from interclr.models.momentum import momentum_copy, update_momentum_copy
 from interclr.models.split_norm import SplitBatchNorm, split_batch_norm, takes_views_together
 
@@ -13,6 +14,8 @@ __all__ = [
     "Encoder",
     "SplitBatchNorm",
     "fuse",
+    "in_one_piece",
+    "joined",
     "mlp",
     "momentum_copy",
     "split_batch_norm",

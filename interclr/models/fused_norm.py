@@ -102,9 +102,15 @@ class _Normalise(torch.autograd.Function):
                 return (None,) * 11
             first, second = (second, None) if ctx.size is None else (torch.zeros_like(x), second)
         size = ctx.size if second is not None else None
+        places = 1
+        if (
+            output is not None and first.ndim == 4 and first.stride()[2:] == (0, 0)
+        ):  # one number for all places of an image
+            places, first = first.shape[2] * first.shape[3], first[:, :, 0, 0]
+        second = None if second is None else _rows(second)
         result = normalise_backward(
-            _rows(first), None if second is None else _rows(second), _rows(x),
-            None if output is None else _rows(output), Moments(mean, variance), ctx.norm.layer(), ctx.relu, size,
+            _rows(first), second, _rows(x), None if output is None else _rows(output), Moments(mean, variance),
+            ctx.norm.layer(), ctx.relu, size, places,
         )  # fmt: skip
         residual, weight, bias = result.residual, None, None
         if ctx.residual_norm is not None:

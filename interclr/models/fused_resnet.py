@@ -17,7 +17,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from interclr.models.fused_norm import FusedBatchNorm
 from interclr.models.split_norm import PLAIN, SplitBatchNorm
-from interclr.streams import join_side_streams, start_beside
+from interclr.streams import join_side_streams, start_beside, wait_for_started
 
 if TYPE_CHECKING:
     from interclr.kernels.norm import Moments
@@ -73,17 +73,24 @@ def _skips_to_a_quarter(block: Any) -> bool:
 
 
 class _Convolutions:
-    """A network's convolutions in autocast's precision, all weights (and later their gradients) cast in one go."""
+    """A network's convolutions in autocast's precision, all weights (and later their gradients) cast in one go.
+
+    Those of the second half of the layers, which are most of them, are cast beside the first layers.
+    """
 
     def __init__(self, network: nn.Module, device: str) -> None:
         layers = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
         weights = tuple(layer.weight for layer in layers)
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weights[0].dtype
-        weights = _Cast.apply(dtype, *weights)  # type: ignore[no-untyped-call]
+        weights = _Cast.apply(dtype, len(layers) // 2, *weights)  # type: ignore[no-untyped-call]
         self.weights = dict(zip(layers, weights, strict=True))
+        self.beside = set(layers[len(layers) // 2 :])
 
     def __call__(self, layer: nn.Conv2d, x: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
         weight = self.weights.pop(layer)  # once: gradients of two uses would be added before the side stream is joined
+        if layer in self.beside:
+            wait_for_started()
+            self.beside.clear()
         stride = stride or layer.stride
         output: Tensor = _Convolve.apply(x.to(weight.dtype), weight, layer, stride)  # type: ignore[no-untyped-call]
         return output
@@ -159,7 +166,7 @@ class _Stem(torch.autograd.Function):
 
 
 class _Mean(torch.autograd.Function):
-    """The mean over all places. Its gradient is one number seen many times, which BatchNorm copies when it reads it."""
+    """The mean over all places. Its gradient is one number seen many times; BatchNorm reads it as that."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -175,22 +182,31 @@ class _Mean(torch.autograd.Function):
 
 class _Cast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, dtype: torch.dtype, first: int, *weights: Tensor) -> tuple[Tensor, ...]:
+        """The ``first`` at once, the others beside what follows."""
         ctx.dtypes = [weight.dtype for weight in weights]
-        return _cast(weights, [dtype] * len(weights))
+        return _cast(weights, [dtype] * len(weights), first)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         join_side_streams()
-        return None, *_cast(gradients, ctx.dtypes)
+        return None, None, *_cast(gradients, ctx.dtypes)
 
 
-def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], first: int | None = None) -> tuple[Tensor, ...]:
+    """All at once, or the ``first`` at once and the others beside what follows.
+
+    Their memory is the current stream's in any case: the side stream's could be given away while it is still read.
+    """
     if all(tensor.dtype == dtype for tensor, dtype in zip(tensors, dtypes, strict=True)):
         return tuple(tensor.view_as(tensor) for tensor in tensors)
     results = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
-    torch._foreach_copy_(results, list(tensors))
+    if first is None:
+        torch._foreach_copy_(results, list(tensors))
+    else:
+        start_beside(lambda: torch._foreach_copy_(results[first:], list(tensors[first:])))
+        torch._foreach_copy_(results[:first], list(tensors[:first]))
     return tuple(results)
 
 

@@ -39,7 +39,8 @@ for bank in (FLOATS, HALVES):
     found[f"products {bank}"] = shared_bytes(gather._products, types, dict(ROWS=64, DIM=128))
     found[f"weighted {bank}"] = shared_bytes(gather._weighted, types, dict(each=1_024, ROWS=64, DIM=256))
 activations = ("x", "residual", "output", "quarter", "first", "second", "before", "result", "gradient")
-statistics = ("sums", "spreads", "totals", "means", "variances", "weight", "bias", "running_mean", "running_var", "partial")
+statistics = ("sums", "spreads", "totals", "means", "variances", "weight", "bias", "running_mean", "running_var",
+              "partial")
 types = {name: HALVES for name in activations} | {name: FLOATS for name in statistics} | dict(
     weight_gradient=FLOATS, bias_gradient=FLOATS, batches=LONGS, momentum="fp32", eps="fp32")
 types |= {f"its_{name}": kind for name, kind in types.items()}
@@ -50,17 +51,17 @@ for parts, flag in ((2, True), (8, False)):
         (norm._spread, tile | dict(UNROLL=4)),
         (norm._moments, dict(GROUP=128, WIDE=16, PADDED=1024)),
         (norm._apply, tile | line | dict(HIGH=64, PARTS=parts, VIEWS=2, ITS_NORM=flag)),
-        (norm._backward_sums, tile | line | dict(UNROLL=4, TWO=flag)),
+        (norm._backward_sums, tile | line | dict(UNROLL=4, TWO=flag, PLACES=16 if flag else 1)),
         (norm._backward_moments, dict(WIDE=16, PADDED=256)),
         (norm._backward_apply, tile | dict(HIGH=64, PARTS=parts, TWO=flag, RELU=not flag)),
     ):
         found[f"norm {function.__name__} {parts}"] = shared_bytes(function, types, constants, num_warps=4)
 types = dict(x=HALVES, weight=HALVES, output=HALVES, gradient=HALVES, partial=FLOATS)
 constants = dict(HEIGHT=32, WIDTH=32, HIGH=32, WIDE=32, STRIDE=1, ROWS=stem.ROWS, TAPS=stem.TAPS, CHANNELS=64)
-for function, more in ((stem._convolve, dict(MOMENTS=True)), (stem._weight_gradient, {})):
+for function, more in ((stem._convolve, dict(MOMENTS=True, EACH=16)), (stem._weight_gradient, {})):
     found[f"stem {function.__name__}"] = shared_bytes(function, types, constants | more, num_warps=4)
 types = dict(partial=FLOATS, means=FLOATS, variances=FLOATS)
-found["stem combine"] = shared_bytes(stem._combine, types, dict(ROWS=stem.ROWS, HIGH=stem.TILES, WIDE=stem.FEW))
+found["stem combine"] = shared_bytes(stem._combine, types, dict(ROWS=stem.ROWS, HIGH=stem.TOGETHER, WIDE=stem.FEW))
 numbers = ["of_red", "of_green", "of_blue"]
 numbers += [f"{colour}_{word}" for word in ("mean", "std") for colour in ("red", "green", "blue")]
 types = dict(pixels="*u8", window=LONGS, flip="*i1", factor=FLOATS, order=LONGS, hue=FLOATS, grey="*i1", solarise="*i1",
@@ -70,7 +71,8 @@ for size, flag in ((32, True), (64, False)):
     more = dict(BLEND=flag, TURN=True, GREY=flag, TO_BLUR=flag)
     kind = types | dict(output=FLOATS if flag else HALVES)
     found[f"views {size}"] = shared_bytes(views._make, kind, constants | more, num_warps=4)
-    found[f"blur {size}"] = shared_bytes(views._blur, types | dict(output=HALVES), constants | dict(KERNEL=3), num_warps=4)
+    kind = types | dict(output=HALVES)
+    found[f"blur {size}"] = shared_bytes(views._blur, kind, constants | dict(KERNEL=3), num_warps=4)
 types = dict(positive=FLOATS, negative=HALVES, loss=FLOATS, total=FLOATS, gradient=FLOATS, of_positive=FLOATS,
              of_negative=HALVES, scale="fp32")
 for function in (nce._nce, nce._nce_backward):
