@@ -162,7 +162,7 @@ def _in_use(device: torch.device) -> int:
         return 0
     segments = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
     kept = sum(s["total_size"] - s["allocated_size"] for s in segments)
-    return kept + torch.cuda.max_memory_allocated()
+    return int(kept + torch.cuda.max_memory_allocated())
 
 
 def _free(device: torch.device) -> None:
