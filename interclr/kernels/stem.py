@@ -16,8 +16,7 @@ from torch import Tensor
 
 from interclr.kernels.norm import Moments
 
-ROWS = 64  # places of a tile
-GRADIENT_ROWS = 128  # of a tile that the gradient is added up from
+ROWS = 128  # places of a tile
 MOST_TILES = 16  # that a program convolves, one after the other
 TAPS = 32  # 27, as a power of two
 PROGRAMS = 512  # that share the gradient
@@ -59,11 +58,11 @@ def weight_gradient(x: Tensor, gradient: Tensor, stride: int) -> Tensor:
     _, _, height, width = x.shape
     count, channels, high, wide = gradient.shape
     rows = count * high * wide
-    programs = min(PROGRAMS, triton.cdiv(rows, GRADIENT_ROWS))
+    programs = min(PROGRAMS, triton.cdiv(rows, ROWS))
     partial = x.new_empty(programs, channels, TAPS, dtype=torch.float32)
     _weight_gradient[(programs,)](
         x.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1), partial, rows, channels, programs,
-        height, width, high, wide, stride, GRADIENT_ROWS, TAPS, triton.next_power_of_2(channels), num_warps=4,
+        height, width, high, wide, stride, ROWS, TAPS, triton.next_power_of_2(channels), num_warps=4,
     )  # fmt: skip
     return partial.sum(0)[:, :27].reshape(channels, 3, 3, 3).permute(0, 3, 1, 2)
 
