@@ -306,7 +306,8 @@ def cost_section(groups: list[Results]) -> list[str]:
         "## Time and memory",
         "",
         "Training with its k-NN measurements, without the protocols afterwards. As many runs as `at a time` says",
-        "shared the machine. The seconds of a run that continues another include that one's up to there.",
+        "shared the machine. The seconds of a run that continues another include that one's up to there. A dash: the",
+        "record does not say. (Up to 86b6ce1 images/s on a GPU did not count the wait for it; those were taken out.)",
         "",
         *rows_of(header, table),
     ]

@@ -261,8 +261,11 @@ class Training:
                     "data_wait": wait.take() / (now - mark),
                     "unreadable": len(self.data.unreadable.reasons) + len(self.loader.unreadable.reasons),
                 }
+                mark, since = (
+                    now,
+                    self.step,
+                )  # before the wait below, in which the device catches up with what it was given
                 self._show(self.averages.flush(record), bar)
-                mark, since = time.monotonic(), self.step
             if self.step % per_epoch == 0:
                 self._end_epoch(self.step // per_epoch - 1)
                 mark, since = time.monotonic(), self.step

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from tiny_runs import INTER, MOCO, Heard, final_state, same, tiny, train, write_
 import interclr
 from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
+from interclr.engine import training
+from interclr.engine.metrics import Averages, Record
 from interclr.engine.step import TrainStep
 from interclr.learner import Learner
 from interclr.run import checkpoint
@@ -360,3 +364,21 @@ def test_epoch_checkpoints_are_written_under_accumulation(tmp_path: Path) -> Non
     train(settings, tmp_path / "run")
     steps = [int(path.stem.removeprefix("step-")) for path in checkpoint.find(tmp_path / "run" / "checkpoint")]
     assert steps == [6, 9, 12, 18, 21, 24]  # the first multiple of 3 at or after 4, 8, 12, 16, 20, and the end
+
+
+def test_the_speed_counts_the_time_in_which_the_device_catches_up(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is given work ahead of time, and the host waits for it where it reads the figures."""
+    now = [0.0]
+    flush = Averages.flush
+
+    def slow(averages: Averages, record: Record) -> Record | None:
+        now[0] += 6.0
+        return flush(averages, record)
+
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: now[0] + 1e-9 * next(ticks)))
+    monkeypatch.setattr(Averages, "flush", slow)
+    ticks = itertools.count(1)
+    run = train(tiny("schedule.epochs=1", "data.source=synthetic:144", "monitor.every_epochs=0"), out)
+    speeds = [line["images_per_second"] for line in run.metrics if "images_per_second" in line]
+    assert len(speeds) == 3  # nine steps of 16 images, logged every three
+    assert speeds[1:] == pytest.approx([3 * 16 / 6.0] * 2)
