@@ -365,18 +365,19 @@ class Views:
         return make
 
     def _small_maker(self, view: View) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """The same by a kernel that holds an image at a time; ``pixels`` may be of fewer images than views."""
-        kernel, luma = view.kernel(self.output_size), (LUMA[0], LUMA[1], LUMA[2])
+        """The same by kernels that hold an image at a time; there may be more rows of numbers than of images."""
 
         def make(pixels: Tensor, size: Tensor, uniforms: Tensor) -> Tensor:
-            from interclr.kernels.views import make_views
+            from interclr.kernels.views import Kind, make_views
 
-            of = parameters_from_uniforms(view, uniforms, size)
-            window = (of.top, of.left, of.height, of.width)
-            return make_views(
-                pixels, window, of.flip, of.factor, of.hue, of.order, of.grey, of.blur_sigma, of.solarise,
-                self.output_size, kernel, luma, self.mean, self.std, self.dtype,
+            strengths = (view.brightness, view.contrast, view.saturation)
+            kind = Kind(
+                view.crop_scale, view.crop_ratio, view.flip, view.jitter, strengths, view.hue, view.grey, view.blur,
+                view.blur_sigma, view.kernel(self.output_size), view.solarise,
             )  # fmt: skip
+            luma = (LUMA[0], LUMA[1], LUMA[2])
+            line = (luma, self.mean, self.std, self.dtype)
+            return make_views(pixels, size, uniforms, ATTEMPTS, kind, self.output_size, *line)
 
         return make
 
@@ -396,7 +397,8 @@ class Views:
             make = self._small if small else self._make
             if len(self._make) < count and (small or pixels.numel() <= SMALL_BATCH):
                 pixels = pixels.contiguous() if small else pixels.repeat(count, 1, 1, 1)
-                made = make[self.views[0]](pixels, size.repeat(count, 1), torch.cat(uniforms)).chunk(count)
+                size = size if small else size.repeat(count, 1)
+                made = make[self.views[0]](pixels, size, torch.cat(uniforms)).chunk(count)
             else:
                 pixels = pixels.contiguous() if small else pixels
                 made = tuple(

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from interclr import kernels
 from interclr.bank import MemoryBank
-from interclr.data.views import View, Views
+from interclr.data.views import ATTEMPTS, UNIFORMS, View, Views, parameters_from_uniforms
 from interclr.labels.kmeans import kmeans, nearest_centroid
 from interclr.losses import cosines, margin_nce
 from interclr.samplers import SemiEasy, SemiHard
@@ -418,6 +418,43 @@ def test_views_of_small_images_are_the_plain_ones(
         for plain, fast in zip(*made, strict=True):
             assert fast.is_contiguous(memory_format=torch.channels_last)
             torch.testing.assert_close(fast, plain, atol=1e-4, rtol=0)  # 1e-4: 1/200 of a grey level
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        CIFAR | {"blur": 0.5, "solarise": 0.2},
+        {"crop_scale": (0.9, 1.0), "crop_ratio": (1.9, 2.0), "flip": 0.2},  # hardly ever fits
+        {"jitter": 0.5, "contrast": 1.5, "hue": 0.1, "grey": 1.0},
+    ],
+)
+def test_parameters_of_small_views_are_the_plain_ones(kind: dict[str, float]) -> None:
+    from interclr.kernels.views import Kind, parameters
+
+    view = View(**kind)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(1)
+    size = torch.randint(1, 65, (1_500, 2), generator=generator).to(DEVICE)
+    uniforms = torch.rand((3_000, UNIFORMS), generator=generator).to(DEVICE)
+    uniforms[:40] = 0  # keys that are equal
+    strengths = (view.brightness, view.contrast, view.saturation)
+    ours = Kind(
+        view.crop_scale, view.crop_ratio, view.flip, view.jitter, strengths, view.hue, view.grey, view.blur,
+        view.blur_sigma, 3, view.solarise,
+    )  # fmt: skip
+    table = parameters(size, uniforms, ATTEMPTS, ours)
+    plain = parameters_from_uniforms(view, uniforms, size.repeat(2, 1))
+    window = torch.stack((plain.top, plain.left, plain.height, plain.width, plain.flip.long()), 1)
+    assert torch.equal(table[:, :5].long(), window)
+    none = torch.zeros(len(uniforms), device=DEVICE)
+    colours = [(8, plain.hue), (13, plain.grey), (14, plain.blur_sigma), (15, plain.solarise)]
+    for column, values in colours:
+        torch.testing.assert_close(table[:, column], none if values is None else values.float(), rtol=1e-6, atol=1e-7)
+    if plain.factor is not None and plain.order is not None:
+        torch.testing.assert_close(table[:, 5:8], plain.factor, rtol=1e-6, atol=0)
+        assert torch.equal(table[40:, 9:13].long(), plain.order[40:])
+        used = sum(strength > 0 for strength in (*strengths, view.hue))
+        first = table[:40, 9 : 9 + used].long()  # any order of equal keys will do, but each is there once
+        assert torch.equal(first.sort(1).values, plain.order[:40, :used].sort(1).values)
 
 
 def test_views_that_shrink_or_are_large_take_the_plain_way() -> None:

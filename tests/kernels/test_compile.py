@@ -64,15 +64,18 @@ types = dict(partial=FLOATS, means=FLOATS, variances=FLOATS)
 found["stem combine"] = shared_bytes(stem._combine, types, dict(ROWS=stem.ROWS, HIGH=stem.TOGETHER, WIDE=stem.FEW))
 numbers = ["of_red", "of_green", "of_blue"]
 numbers += [f"{colour}_{word}" for word in ("mean", "std") for colour in ("red", "green", "blue")]
-types = dict(pixels="*u8", window=LONGS, flip="*i1", factor=FLOATS, order=LONGS, hue=FLOATS, grey="*i1", solarise="*i1",
-             coloured=FLOATS, sigma=FLOATS) | {name: "fp32" for name in numbers}
+types = dict(pixels="*u8", table=FLOATS, coloured=FLOATS) | {name: "fp32" for name in numbers}
 for size, flag in ((32, True), (64, False)):
-    constants = dict(SIZE=size, PIXELS=size * size, SOLARISE=flag)
-    more = dict(BLEND=flag, TURN=True, GREY=flag, TO_BLUR=flag)
+    constants = dict(SIZE=size, PIXELS=size * size, SOLARISED=flag)
+    more = dict(BLENDED=flag, TURNED=True, GREYED=flag, TO_BLUR=flag)
     kind = types | dict(output=FLOATS if flag else HALVES)
     found[f"views {size}"] = shared_bytes(views._make, kind, constants | more, num_warps=4)
     kind = types | dict(output=HALVES)
     found[f"blur {size}"] = shared_bytes(views._blur, kind, constants | dict(KERNEL=3), num_warps=4)
+names = views._parameters.arg_names[5:]
+constants = {name: True if name[:4] == "USED" else 0.5 for name in names} | dict(COLUMNS=36, ATTEMPTS=10, ROWS=128)
+types = dict(uniforms=FLOATS, size=LONGS, table=FLOATS)
+found["views parameters"] = shared_bytes(views._parameters, types, constants, num_warps=4)
 types = dict(positive=FLOATS, negative=HALVES, loss=FLOATS, total=FLOATS, gradient=FLOATS, of_positive=FLOATS,
              of_negative=HALVES, scale="fp32")
 for function in (nce._nce, nce._nce_backward):
@@ -102,5 +105,5 @@ def test_kernels_compile_for_hopper() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout)
-    assert len(found) == 27
+    assert len(found) == 28
     assert all(used <= SHARED_MEMORY for used in found.values()), found
