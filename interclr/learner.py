@@ -34,7 +34,8 @@ class InterConfig(Config):
     sampler: SamplerConfig = SemiHardConfig(negatives="auto")
     margin: Annotated[float, Field(ge=-2, le=2)] = -0.5  # m of the inter loss
     margin_kind: MarginKind = "cosine"
-    warmup_epochs: Annotated[int, Field(ge=0)] = 0  # epochs of intra only, at no cost; clusters start after them
+    # Epochs of intra only, at no cost; clusters start after them. auto: half of all.
+    warmup_epochs: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
     head: Literal["shared", "separate"] = "shared"
     bank_momentum: Annotated[float, Field(gt=0, le=1)] | None = None  # ω; None: what suits the method
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -58,7 +59,10 @@ class Learner(nn.Module):
             intra.inter_margin = Margin(inter.margin, inter.margin_kind)
 
     def inter_active(self, epoch: int) -> bool:
-        return self.inter is not None and self.inter.intra_weight < 1 and epoch >= self.inter.warmup_epochs
+        if self.inter is None:
+            return False
+        assert isinstance(self.inter.warmup_epochs, int), "auto is resolved before anything is built"
+        return self.inter.intra_weight < 1 and epoch >= self.inter.warmup_epochs
 
     def loss(self, batch: Batch, epoch: int) -> tuple[Tensor, Embeddings, dict[str, Tensor]]:
         """The loss of a batch, the embeddings to commit, and named terms to log."""

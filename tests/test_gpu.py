@@ -29,7 +29,7 @@ METHODS = ["npidv2", "mocov2", "byol", "simclr", "simsiam"]
 RECIPES = [f"cifar10-{method}{branch}" for method in METHODS for branch in ("", "-interclr")]
 SMALL = ["data.source=synthetic:1024", "data.batch=64", "schedule.epochs=2", "model.width=16"]
 QUICK_TO_COMPILE = ["model.backbone=resnet8"]
-INTER = ["inter.clusters=32", "inter.sampler.negatives=32", "inter.sampler.candidates=360"]
+INTER = ["inter.clusters=32", "inter.sampler.negatives=32", "inter.sampler.candidates=360", "inter.warmup_epochs=0"]
 
 
 def settings_of(recipe: str, *more: str) -> Settings:

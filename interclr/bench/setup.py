@@ -38,8 +38,14 @@ def prepare(
     device: torch.device,
     labels: Tensor | None = None,
 ) -> Prepared:
-    """``pixels`` (n, 3, H, W) bytes stand for ``images`` images: the bank has that many entries."""
-    settings, _ = settle(load_settings(recipe, overrides), Facts(images, min(pixels.shape[2:]), device.type))
+    """``pixels`` (n, 3, H, W) bytes stand for ``images`` images: the bank has that many entries.
+
+    An inter branch works from the first step on, whenever the recipe would begin with it.
+    """
+    settings = load_settings(recipe, overrides)
+    if settings.inter is not None:
+        settings = load_settings(recipe, [*overrides, "inter.warmup_epochs=0"])
+    settings, _ = settle(settings, Facts(images, min(pixels.shape[2:]), device.type))
     mode, _ = engine_mode(settings, images, device)
     settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"mode": mode})})
     set_determinism(settings.engine.deterministic)

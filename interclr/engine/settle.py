@@ -66,6 +66,7 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
         choose("engine.mode", "eager", "compiling pays off on a GPU only")
     epochs: int = tree["schedule"]["epochs"]
     choose("checkpoint.every_epochs", max(1, epochs // 20), f"{epochs} epochs")
+    choose("inter.warmup_epochs", epochs // 2, f"half of {epochs} epochs")
     choose("monitor.every_epochs", max(1, epochs // 10), f"{epochs} epochs")
     choose("monitor.k", max(1, min(200, n // 50)), f"{n:,} images")
     _check(tree, n)
@@ -88,6 +89,12 @@ def _check(tree: dict[str, Any], n: int) -> None:
     inter = tree["inter"]
     if inter is not None and inter["clusters"] > n:
         raise UserError(f"inter.clusters: {inter['clusters']} clusters asked of {n} images; use auto or at most {n}")
+    epochs = tree["schedule"]["epochs"]
+    if inter is not None and inter["intra_weight"] < 1 and inter["warmup_epochs"] >= epochs:
+        raise UserError(
+            f"inter.warmup_epochs: after {inter['warmup_epochs']} epochs of {epochs} the inter branch would never "
+            "begin; use fewer, or auto for half of them"
+        )
 
 
 def _on(facts: Facts) -> str:

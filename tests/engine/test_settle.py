@@ -133,3 +133,20 @@ def test_settling_twice_changes_nothing() -> None:
     facts = Facts(777, 60, "cpu")
     once, _ = settle(Settings(), facts)
     assert settle(once, facts) == (once, [])
+
+
+@pytest.mark.parametrize(("epochs", "begins"), [(200, 100), (100, 50), (3, 1), (1, 0)])
+def test_the_inter_branch_begins_at_half_of_the_epochs(epochs: int, begins: int) -> None:
+    wishes = [f"schedule.epochs={epochs}", "inter.warmup_epochs=auto"]
+    settings, chosen = settle(load_settings("cifar10-mocov2-interclr", wishes), Facts(50_000, 32, "cuda"))
+    assert settings.inter is not None
+    assert settings.inter.warmup_epochs == begins
+    assert "inter.warmup_epochs" in [key for key, _, _ in chosen]
+
+
+def test_a_branch_that_would_never_begin_is_refused() -> None:
+    wishes = ["schedule.epochs=20", "inter.warmup_epochs=20"]
+    with pytest.raises(UserError, match="after 20 epochs of 20 the inter branch would never begin"):
+        settle(load_settings("cifar10-mocov2-interclr", wishes), Facts(50_000, 32, "cuda"))
+    plain = [*wishes, "inter.intra_weight=1"]  # it is switched off: nothing to begin
+    assert settle(load_settings("cifar10-mocov2-interclr", plain), Facts(50_000, 32, "cuda"))[0].inter is not None
