@@ -49,15 +49,15 @@ def peers() -> str:
     rate = theirs["images_per_second_median"]
     low, high = theirs["images_per_second_range"]
     precision, version = theirs["trainer"]["precision"], theirs["versions"]["lightly"]
-    rows = ["| what | images/s [range] | ÷ lightly | of the floor |", "|---|---|---|---|"]
+    rows = ["| what | images/s [range] | ÷ lightly | of the floor | of this GPU's own rate |", "|---|---|---|---|---|"]
     rows.append(
-        f"| lightly {version}, its own MoCo benchmark, {precision} | {rate:,.0f} [{low:,.0f} – {high:,.0f}] | 1 | |"
+        f"| lightly {version}, its own MoCo benchmark, {precision} | {rate:,.0f} [{low:,.0f} – {high:,.0f}] | 1 | | |"
     )
     for row in ours["results"]["cifar"]:
         values = row["images_per_second"]
         kind = ", deterministic" if row["deterministic"] else ""
         figure = f"{values['median']:,.0f} [{values['low']:,.0f} – {values['high']:,.0f}]"
-        share = f"{100 * row['share_of_floor']:.1f} %"
+        share = f"{100 * row['share_of_floor']:.1f} % | {100 * row['share_of_measured_rate']:.1f} %"
         rows.append(
             f"| {row['recipe']}{kind}, {row['precision']} | {figure} | {values['median'] / rate:.1f} | {share} |"
         )

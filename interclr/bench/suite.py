@@ -172,11 +172,16 @@ def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
         plain, inter = (times[name]["median"] for name in (row["plain"], f"{row['plain']}-interclr"))
         lines.append((f"{row['plain']}: with inter ÷ plain", f"{_around(ratio, 3)}  ({plain:.1f} → {inter:.1f} ms)"))
         if row["mode"] != "graph" or "bytes_are" in row:
-            lines.append((f"{row['plain']}: extra memory", f"{row['extra_bytes'] / 1e9:.2f} GB"))
+            kind = ", held" if row.get("bytes_are") == "held" else ""  # what reports counted once
+            lines.append((f"{row['plain']}: extra memory{kind}", f"{row['extra_bytes'] / 1e9:.2f} GB"))
     for row in results.get("cifar", []):
         share = f", {100 * row['share_of_floor']:.0f} % of the floor" if "share_of_floor" in row else ""
         kind = "" if row["deterministic"] is False else ", deterministic"
-        lines.append((f"{row['recipe']}{kind}: images/s", f"{_around(row['images_per_second'], 0)}{share}"))
+        power = row.get("power")
+        under = (
+            f", {power['watts']:.0f} of {power['watts_limit']:.0f} W, {power['megahertz']:,.0f} MHz" if power else ""
+        )
+        lines.append((f"{row['recipe']}{kind}: images/s", f"{_around(row['images_per_second'], 0)}{share}{under}"))
     if "data" in results:
         data = results["data"]
         lines.append(("packed JPEG: loader alone, images/s", f"{data['loader']['images_per_second']:,.0f}"))
