@@ -31,7 +31,7 @@ ORDER = slice(2 * ATTEMPTS + 12, 2 * ATTEMPTS + 16)
 UNIFORMS = 2 * ATTEMPTS + 16
 
 SMALL_BATCH = 2**22  # bytes of pixels: below, views of one kind are made together, to save on the number of operations
-SMALL_VIEW = 64  # pixels across: so large a view still fits into a program of ``kernels/views.py``
+SMALL_VIEW, SMALL_BLUR = 64, 9  # pixels: views and blurs that ``kernels/views.py`` takes
 CHUNK_ELEMENTS = 2**25  # source pixels turned into floats at a time (128 MB): bounds memory with large canvases
 
 
@@ -382,7 +382,8 @@ class Views:
         return make
 
     def _are_small(self, pixels: Tensor) -> bool:
-        fits = max(pixels.shape[2:]) <= self.output_size <= SMALL_VIEW
+        blurs = (view.kernel(self.output_size) for view in self.views if view.blur > 0)
+        fits = max(pixels.shape[2:]) <= self.output_size <= SMALL_VIEW and max(blurs, default=0) <= SMALL_BLUR
         return fits and pixels.dtype == torch.uint8 and kernels.usable(pixels)
 
     @torch.no_grad()

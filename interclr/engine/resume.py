@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from interclr.config import Settings, settings_from
+from interclr.learner import InterConfig
 from interclr.types import UserError
 
 # Where and how a run is carried out, not what it computes. The data themselves are compared by their fingerprint.
@@ -30,6 +31,17 @@ def changed_settings(saved: str, now: Settings) -> list[str]:
             f"--resume cannot change {'; '.join(fatal)}. Resume with the run's own value, or start a new run"
         )
     return list(lines.values())
+
+
+def start_of_inter(saved: str, now: Settings) -> InterConfig | None:
+    """The inter branch as it is now but with its start of before, for a run in which it has begun; None: no difference.
+
+    A later start, as ``auto`` may mean by now, would switch the branch off and let its bank grow stale.
+    """
+    before = settings_from(yaml.safe_load(saved)).inter
+    if before is None or now.inter is None or before.warmup_epochs == now.inter.warmup_epochs:
+        return None
+    return now.inter.model_copy(update={"warmup_epochs": before.warmup_epochs})
 
 
 def _flat(tree: Any, path: str = "") -> dict[str, Any]:

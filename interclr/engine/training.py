@@ -24,7 +24,7 @@ from interclr.engine.capture import WARM_UP
 from interclr.engine.dataset import TrainingData
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor
-from interclr.engine.resume import changed_settings
+from interclr.engine.resume import changed_settings, start_of_inter
 from interclr.engine.step import CLUSTER_STREAM, Plan, TrainStep
 from interclr.engine.waiting import DataWait
 from interclr.learner import Learner
@@ -136,6 +136,10 @@ class Training:
                 "image indices would point to other images. Restore the data, or start a new run"
             )
         started = state["clusters_started"]
+        if started and (kept := start_of_inter(state["settings"], self.settings)) is not None:
+            self.screen.say(f"the inter branch has begun: inter.warmup_epochs stays {kept.warmup_epochs}")
+            self.settings = self.settings.model_copy(update={"inter": kept})
+            self.learner.inter = kept
         for change in changed_settings(state["settings"], self.settings):
             if not started and change.startswith("inter"):
                 self.screen.say(f"the inter branch has not begun and will be as set now, {change}")

@@ -81,7 +81,7 @@ class IntraMethod(nn.Module, ABC):
         return margin_nce(positive, negative, self.temperature, self.inter_margin.value, self.inter_margin.kind)
 
     def commit(self, embeddings: Embeddings) -> None:
-        """Write the method's own state (a queue) after the optimiser has stepped."""
+        """Write the method's own state (a queue) after the backward, perhaps beside the optimiser's step."""
 
     def momentum_at(self, step: int, total: int) -> float:
         """The momentum encoder's momentum at an optimiser step, where the method has one."""

@@ -263,6 +263,9 @@ def _spread(
     group = tl.cdiv(rows, HIGH * UNROLL) - 1 - program
     offset, inside = _place(group * UNROLL, base, rows, channels, column, HIGH)
     start = _read(x, offset, inside, EVEN)
+    if not EVEN:  # where a place has no row in the last group, any value will do that is one of the part's
+        some = (base + group * UNROLL * HIGH) * channels + column
+        start = tl.where(inside, start, tl.load(x + some, column < channels, other=0.0).to(tl.float32)[None, :])
     one = tl.zeros((HIGH, WIDE), tl.float32)
     two = tl.zeros((HIGH, WIDE), tl.float32)
     count = tl.zeros((HIGH,), tl.int32)
@@ -302,7 +305,7 @@ def _moments(
     weight = (count / rows)[:, None]
     total = tl.sum(mean * weight, axis=0)
     apart = mean - total[None, :]
-    variance = tl.sum(squares, axis=0) / rows + tl.sum(weight * apart * apart, axis=0)
+    variance = tl.maximum(tl.sum(squares, axis=0) / rows + tl.sum(weight * apart * apart, axis=0), 0.0)
     tl.store(means + part * channels + column, total, known)
     tl.store(variances + part * channels + column, variance, known)
 

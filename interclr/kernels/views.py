@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 MOST_PIXELS = 64 * 64  # of a view
+WIDEST_BLUR = 9  # pixels: all of a pixel's neighbours are read, which for more of them is slower than two products
 ROWS = 128  # of a program that works parameters out
 CONTRAST, SATURATION, HUE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # torchvision's numbering; 0: brightness
 # Columns of the table of parameters, a row for every view.
@@ -64,6 +65,7 @@ def make_views(
     assert pixels.dtype == torch.uint8
     assert max(height, width) <= output_size, "views must not be smaller than the canvas"
     assert output_size**2 <= MOST_PIXELS
+    assert kind.blur == 0 or kind.blur_kernel <= WIDEST_BLUR
     assert len(uniforms) % images == 0
     table = parameters(size, uniforms, attempts, kind)
     rows, warps, blur = len(table), 4 if output_size <= 32 else 8, kind.blur > 0
@@ -97,7 +99,10 @@ def parameters(size: Tensor, uniforms: Tensor, attempts: int, kind: Kind) -> Ten
 
 @triton.jit
 def _rounded(value):
-    return tl.floor(value + 0.5)
+    """To the nearest whole number, halves to the even one, as torch does."""
+    up = tl.floor(value + 0.5)
+    odd = up - 2 * tl.floor(up / 2)
+    return tl.where(up - value == 0.5, up - odd, up)
 
 
 @triton.jit
@@ -342,10 +347,10 @@ def _blur(
     if width != 0:
         fall = -0.5 / tl.maximum(width * width, 1e-4)
         total = fall * 0
-        for tap in tl.static_range(KERNEL):
+        for tap in range(KERNEL):
             total += tl.exp(fall * ((tap - KERNEL // 2) * (tap - KERNEL // 2)))
         red, green, blue = tl.zeros_like(red), tl.zeros_like(green), tl.zeros_like(blue)
-        for tap in tl.static_range(KERNEL * KERNEL):
+        for tap in range(KERNEL * KERNEL):
             above, before = tap // KERNEL - KERNEL // 2, tap % KERNEL - KERNEL // 2
             weight = tl.exp(fall * (above * above + before * before)) / (total * total)
             there = _mirrored(down + above, SIZE) * SIZE + _mirrored(across + before, SIZE)

@@ -27,5 +27,7 @@ def in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
         return first.as_strided(shape, first.stride())
     # Gradients must find their way: only through the tensor that the parts were made of.
     base = first._base
-    whole = base is not None and all(part._base is base for part in parts) and base.shape == shape
-    return base if whole and base is not None and base.stride() == first.stride() else None
+    if base is None or not base.requires_grad or any(part._base is not base for part in parts):
+        return None
+    same = (base.shape, base.stride(), base.storage_offset()) == (shape, first.stride(), first.storage_offset())
+    return base if same else None

@@ -354,3 +354,16 @@ def test_resuming_where_nothing_is_starts_and_says_so(tmp_path: Path) -> None:
     run = train(tiny("schedule.epochs=1"), tmp_path / "new", resume=True, screen=heard.screen)
     assert run.finished
     assert "nothing to resume" in heard.text
+
+
+def test_a_branch_that_has_begun_goes_on_when_auto_means_later(tmp_path: Path) -> None:
+    wishes = (*INTER, "inter.warmup_epochs=auto")
+    train(tiny(*wishes), tmp_path / "run", stop_after=6)  # of 2 epochs of 4 steps: it began after the first
+    heard = Heard()
+    run = train(tiny(*wishes, "schedule.epochs=6"), tmp_path / "run", resume=True, screen=heard.screen)
+    assert "the inter branch has begun: inter.warmup_epochs stays 1" in heard.text
+    assert run.settings.inter is not None
+    assert run.settings.inter.warmup_epochs == 1
+    losses = {line["step"]: "inter_loss" in line for line in run.metrics if "loss" in line}
+    assert all(has for step, has in losses.items() if step > 6)
+    assert max(losses) == 24

@@ -299,6 +299,23 @@ def test_norm_and_its_gradient(
     torch.testing.assert_close(got.bias.double(), leaves[2].grad, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("rows", [1, 31, 128, 129, 641, 1793])
+def test_moments_do_not_cancel(rows: int) -> None:
+    """Whatever the number of rows: means a thousand times the spread, and channels that are constant."""
+    from interclr.kernels.norm import moments
+
+    generator = torch.Generator().manual_seed(rows)
+    level = torch.linspace(1, 300, 64)
+    for spread, allowed in ((level / 1000, 1e-4), (torch.zeros(64), 0.0)):
+        x = (level + spread * torch.randn(2 * rows, 64, generator=generator)).to(DEVICE)
+        mean, variance = moments(x, parts=2)
+        parts = x.double().view(2, rows, 64)
+        torch.testing.assert_close(mean.double(), parts.mean(1), rtol=1e-6, atol=1e-6)
+        assert (variance >= 0).all()
+        error = (variance.double() - parts.var(1, correction=0)).abs()
+        assert (error <= allowed * spread.to(DEVICE) ** 2 + 1e-12 * level.to(DEVICE) ** 2).all()
+
+
 def test_norm_lets_nan_through() -> None:
     """A run that has diverged must not look well."""
     from interclr.kernels.norm import Norm, moments, normalise
@@ -386,7 +403,7 @@ CIFAR = {"jitter": 0.8, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "
         (CIFAR, (32, 32), 32),
         (CIFAR | {"blur": 0.5}, (32, 32), 32),
         (CIFAR | {"blur": 0.5, "solarise": 0.5}, (12, 17), 24),  # not a power of two; a wider canvas than high
-        (CIFAR | {"blur": 1.0, "blur_kernel": 7}, (8, 8), 8),  # so wide that it sees both borders
+        (CIFAR | {"blur": 1.0, "blur_kernel": 9}, (8, 8), 8),  # so wide that it sees both borders
         (CIFAR | {"solarise": 1.0, "jitter": 1.0}, (9, 9), 9),
         ({"jitter": 1.0, "hue": 0.5}, (16, 16), 16),
         ({"jitter": 1.0, "contrast": 0.9}, (16, 16), 16),
@@ -425,6 +442,8 @@ def test_views_of_small_images_are_the_plain_ones(
     [
         CIFAR | {"blur": 0.5, "solarise": 0.2},
         {"crop_scale": (0.9, 1.0), "crop_ratio": (1.9, 2.0), "flip": 0.2},  # hardly ever fits
+        {"crop_scale": (0.25, 0.25), "crop_ratio": (1.0, 1.0)},  # halves of odd sizes: rounded to even
+        {"crop_scale": (1.0, 1.0), "crop_ratio": (1.5, 1.5)},
         {"jitter": 0.5, "contrast": 1.5, "hue": 0.1, "grey": 1.0},
     ],
 )
@@ -462,3 +481,7 @@ def test_views_that_shrink_or_are_large_take_the_plain_way() -> None:
     for output, small in ((40, True), (39, False), (64, True), (65, False)):
         assert Views([View()], output, (0.5,) * 3, (0.2,) * 3)._are_small(pixels) == small
     assert not Views([View()], 40, (0.5,) * 3, (0.2,) * 3)._are_small(pixels.float())
+    for kernel, small in ((9, True), (11, False)):
+        views = Views([View(), View(blur=0.5, blur_kernel=kernel)], 64, (0.5,) * 3, (0.2,) * 3)
+        assert views._are_small(pixels) == small
+    assert Views([View(blur_kernel=11)], 64, (0.5,) * 3, (0.2,) * 3)._are_small(pixels)  # never blurs

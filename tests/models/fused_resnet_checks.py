@@ -100,8 +100,9 @@ def test_in_half_precision_weights_are_cast_and_gradients_cast_back() -> None:
         distances.append(torch.cat([error.flatten() for error in errors]).norm())
     assert distances[1] < 1.5 * distances[0]
     for wanted, found in zip(exact.parameters(), fused.parameters(), strict=True):
-        # Of eight numbers rounding alone may move one by a fifth of their size; a wrong gradient is off by all of it.
-        assert (found.grad.double() - wanted.grad).norm() < 0.5 * wanted.grad.norm()  # type: ignore[union-attr, operator]
+        # Of a layer's eight numbers rounding alone may move one by a fifth of their size.
+        most = 0.5 if wanted.ndim == 1 else 0.2
+        assert (found.grad.double() - wanted.grad).norm() < most * wanted.grad.norm()  # type: ignore[union-attr, operator]
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in fused.parameters())
 
 
