@@ -420,12 +420,12 @@ def test_views_of_small_images_are_the_plain_ones(
     other = {"crop_scale": (0.5, 1.0)} if kinds == 2 else {}
     views = Views([View(**kind), View(**kind | other)], output, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))  # type: ignore[arg-type]
     torch.manual_seed(0)
-    pixels = torch.randint(0, 256, (24, 3, *canvas), dtype=torch.uint8, device=DEVICE)
+    pixels = torch.randint(0, 256, (6, 3, *canvas), dtype=torch.uint8, device=DEVICE)
     pixels[0] = 7  # no colour, no contrast
     low = torch.tensor([2, 2], device=DEVICE)
-    size = torch.maximum((torch.rand(24, 2, device=DEVICE) * torch.tensor(canvas, device=DEVICE)).long() + 1, low)
+    size = torch.maximum((torch.rand(6, 2, device=DEVICE) * torch.tensor(canvas, device=DEVICE)).long() + 1, low)
     for sizes in (None, size):
-        images = Images(torch.arange(24, device=DEVICE), pixels, sizes, None)
+        images = Images(torch.arange(6, device=DEVICE), pixels, sizes, None)
         made = []
         for use in ("0", "1"):
             monkeypatch.setenv("INTERCLR_KERNELS", use)
