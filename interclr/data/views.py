@@ -393,15 +393,14 @@ class Views:
         uniforms = [draw_uniforms(size, generator, total, first) for _ in self.views]
         # Autocast would run the resampling in bfloat16, which has not even a pixel's 8 bits.
         with torch.autocast(images.pixels.device.type, enabled=False):
-            pixels, count = images.pixels, len(self.views)
+            pixels, count = images.pixels.contiguous(), len(self.views)
             small = self._are_small(pixels)
             make = self._small if small else self._make
-            if len(self._make) < count and (small or pixels.numel() <= SMALL_BATCH):
-                pixels = pixels.contiguous() if small else pixels.repeat(count, 1, 1, 1)
-                size = size if small else size.repeat(count, 1)
+            if len(make) < count and (small or pixels.numel() <= SMALL_BATCH):
+                if not small:
+                    pixels, size = pixels.repeat(count, 1, 1, 1), size.repeat(count, 1)
                 made = make[self.views[0]](pixels, size, torch.cat(uniforms)).chunk(count)
             else:
-                pixels = pixels.contiguous() if small else pixels
                 made = tuple(
                     make[view](pixels, size, numbers) for view, numbers in zip(self.views, uniforms, strict=True)
                 )

@@ -108,7 +108,7 @@ def _convolve(
             one += value
             two += value * value
         turn += 1
-    if MOMENTS:  # of so few rows that nothing cancels: their mean, and the squares around it
+    if MOMENTS:  # the mean, and the squares around it: off by some 1e-6 of the squared mean, as bfloat16's rounding is
         total = tl.sum(one, axis=0)
         mean = total / (EACH * ROWS)
         mine = partial + tl.program_id(0) * channels + channel

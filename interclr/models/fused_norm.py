@@ -102,10 +102,8 @@ class _Normalise(torch.autograd.Function):
                 return (None,) * 11
             first, second = (second, None) if ctx.size is None else (torch.zeros_like(x), second)
         size = ctx.size if second is not None else None
-        places = 1
-        if (
-            output is not None and first.ndim == 4 and first.stride()[2:] == (0, 0)
-        ):  # one number for all places of an image
+        places = 1  # that one number of ``first`` stands for
+        if output is not None and first.ndim == 4 and first.stride()[2:] == (0, 0):
             places, first = first.shape[2] * first.shape[3], first[:, :, 0, 0]
         second = None if second is None else _rows(second)
         result = normalise_backward(
