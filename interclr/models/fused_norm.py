@@ -75,20 +75,20 @@ class _Normalise(torch.autograd.Function):
 
         parts = norm.parts(len(x))
         residual = None if residual is None else residual.to(x.dtype)
-        found, its = found or moments(_rows(x), parts), None
+        found, its = found or moments(rows_of(x), parts), None
         if residual_norm is not None:
             assert residual is not None
-            its = moments(_rows(residual), parts), residual_norm.layer()
+            its = moments(rows_of(residual), parts), residual_norm.layer()
         size = (x.shape[2], x.shape[3]) if quarter else None
-        rows = None if residual is None else _rows(residual)
-        whole, part = normalise(_rows(x), found, norm.layer(), norm.views, rows, its, relu, size)
-        output = _images(whole, x)
+        rows = None if residual is None else rows_of(residual)
+        whole, part = normalise(rows_of(x), found, norm.layer(), norm.views, rows, its, relu, size)
+        output = images_of(whole, x)
         saved = (output if residual is not None else None, residual if its is not None else None)
         others = (weight, bias, residual_weight, residual_bias)  # not read, but it is noticed if they are changed
         ctx.save_for_backward(x, *saved, *found, *(its[0] if its is not None else (None, None)), *others)
         ctx.norm, ctx.residual_norm, ctx.relu, ctx.size = norm, residual_norm, relu, size
         ctx.set_materialize_grads(False)
-        return output, output.detach() if part is None else _images(part, x[:, :, ::2, ::2])
+        return output, output.detach() if part is None else images_of(part, x[:, :, ::2, ::2])
 
     @staticmethod
     @once_differentiable
@@ -105,28 +105,28 @@ class _Normalise(torch.autograd.Function):
         places = 1  # that one number of ``first`` stands for
         if output is not None and first.ndim == 4 and first.stride()[2:] == (0, 0):
             places, first = first.shape[2] * first.shape[3], first[:, :, 0, 0]
-        second = None if second is None else _rows(second)
+        second = None if second is None else rows_of(second)
         result = normalise_backward(
-            _rows(first), second, _rows(x), None if output is None else _rows(output), Moments(mean, variance),
+            rows_of(first), second, rows_of(x), None if output is None else rows_of(output), Moments(mean, variance),
             ctx.norm.layer(), ctx.relu, size, places,
         )  # fmt: skip
         residual, weight, bias = result.residual, None, None
         if ctx.residual_norm is not None:
             assert residual is not None
             its = Moments(its_mean, its_variance)
-            of = normalise_backward(residual, None, _rows(other), None, its, ctx.residual_norm.layer(), relu=False)
+            of = normalise_backward(residual, None, rows_of(other), None, its, ctx.residual_norm.layer(), relu=False)
             residual, weight, bias = of.input, of.weight, of.bias
-        residual = None if residual is None else _images(residual, x)
-        return _images(result.input, x), residual, result.weight, result.bias, weight, bias, *[None] * 5
+        residual = None if residual is None else images_of(residual, x)
+        return images_of(result.input, x), residual, result.weight, result.bias, weight, bias, *[None] * 5
 
 
-def _rows(images: Tensor) -> Tensor:
+def rows_of(images: Tensor) -> Tensor:
     """(B, C, H, W) or (B, C) → (B·H·W, C) one after the other, without a copy where channels come last in memory."""
     rows = images if images.ndim == 2 else images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
     return rows.contiguous()  # a gradient may be one number seen many times
 
 
-def _images(rows: Tensor, like: Tensor) -> Tensor:
+def images_of(rows: Tensor, like: Tensor) -> Tensor:
     if like.ndim == 2:
         return rows
     count, channels, height, width = like.shape

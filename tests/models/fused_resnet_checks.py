@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
+import small_conv_twin
 import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from interclr import kernels
+from interclr.kernels import small_conv
 from interclr.models import BackboneConfig, fuse, split_batch_norm
 from interclr.models.fused_norm import FusedBatchNorm
 
@@ -35,18 +37,22 @@ def _whole_mantissas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "stem", "splits", "views"),
+    ("name", "stem", "splits", "views", "small"),
     [
-        ("resnet10", "small", 1, 1),
-        ("resnet10", "small", 2, 2),
-        ("resnet8", "strided", 1, 2),
-        ("bottlenecks", "standard", 2, 2),
+        ("resnet10", "small", 1, 1, False),
+        ("resnet10", "small", 2, 2, False),
+        ("resnet8", "strided", 1, 2, False),
+        ("bottlenecks", "standard", 2, 2, False),
+        ("resnet10", "small", 2, 2, True),
+        ("bottlenecks", "standard", 1, 2, True),
     ],
 )
 def test_outputs_gradients_and_buffers_are_those_of_the_plain_network(
-    name: str, stem: str, splits: int, views: int
+    name: str, stem: str, splits: int, views: int, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With ``small`` also where BatchNorm is done while a convolution reads."""
     torch.manual_seed(0)
+    called = small_conv_twin.use_for_all(monkeypatch) if small else []
     if name == "bottlenecks":
         network: nn.Module = NarrowBottlenecks().double()
     else:
@@ -76,17 +82,24 @@ def test_outputs_gradients_and_buffers_are_those_of_the_plain_network(
         assert distance < 0.05, f"{key}: {distance:.4f}"
     for (key, wanted), found in zip(plain.named_buffers(), fused.buffers(), strict=True):
         torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-3, atol=1e-3, msg=key)
+    if small:
+        expected_calls = {"convolve normalised", "input_gradient", "weight_gradient"}
+        assert expected_calls <= set(called)
 
 
-def test_in_half_precision_weights_are_cast_and_gradients_cast_back() -> None:
+on_hopper = pytest.mark.skipif(not small_conv._hopper(DEVICE), reason="needs a Hopper GPU")
+
+
+@pytest.mark.parametrize(("width", "side"), [(8, 16), pytest.param(64, 32, marks=on_hopper)])
+def test_in_half_precision_weights_are_cast_and_gradients_cast_back(width: int, side: int) -> None:
     """As near to the exact network as the plain one in half precision is."""
     torch.manual_seed(0)
-    network = BackboneConfig(backbone="resnet8", stem="small", width=8).build()
+    network = BackboneConfig(backbone="resnet8" if width == 8 else "resnet18", stem="small", width=width).build()
     network = network.to(DEVICE, memory_format=torch.channels_last)
     exact, plain, fused = (split_batch_norm(copy.deepcopy(network), 1, 2) for _ in range(3))
     exact.double()
     assert fuse(fused)
-    images = torch.randn(16, 3, 16, 16, device=DEVICE).to(HALF).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(16, 3, side, side, device=DEVICE).to(HALF).contiguous(memory_format=torch.channels_last)
     with torch.autocast(DEVICE.type, HALF):
         rounded, got = plain(images), fused(images)
     expected = exact(images.double())
