@@ -83,12 +83,19 @@ def test_resume_is_bit_exact(recipe: str, precision: str, tmp_path) -> None:
     assert_same_learner(tmp_path / "whole", tmp_path / "parts")
 
 
-@pytest.mark.parametrize("recipe", ["cifar10-mocov2-interclr", "cifar10-byol-interclr", "cifar10-npidv2-interclr"])
-def test_resume_of_a_captured_run_is_bit_exact(recipe: str, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "width"),
+    [
+        ("cifar10-mocov2-interclr", 16),
+        ("cifar10-byol-interclr", 16),
+        ("cifar10-npidv2-interclr", 16),
+        ("cifar10-mocov2-interclr", 64),  # with convolutions of our own, on Hopper
+    ],
+)
+def test_resume_of_a_captured_run_is_bit_exact(recipe: str, width: int, tmp_path) -> None:
     """Also across the step at which the inter branch begins, where another graph is captured."""
-    settings = settings_of(
-        recipe, "engine.mode=graph", "monitor.every_epochs=0", "inter.warmup_epochs=1", *QUICK_TO_COMPILE
-    )
+    more = ["engine.mode=graph", "monitor.every_epochs=0", "inter.warmup_epochs=1", f"model.width={width}"]
+    settings = settings_of(recipe, *more, *QUICK_TO_COMPILE)
     quiet = Screen(quiet=True)
     pretrain(settings, tmp_path / "whole", screen=quiet)
     pretrain(settings, tmp_path / "parts", screen=quiet, stop_after=11)

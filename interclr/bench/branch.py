@@ -36,6 +36,7 @@ def measure_branch(
     repeats: int = 10,
 ) -> dict[str, Any]:
     """Steps of ``recipe`` and of ``recipe-interclr`` in turns, in one process: everything from bytes to commit."""
+    _free(device)  # what graphs of before have left would be counted, and be gone later
     prepared: dict[str, Prepared] = {}
     memory: dict[str, int] = {}
     starting: dict[str, float] = {}
@@ -83,9 +84,6 @@ def measure_branch(
         "seconds_to_start": starting,  # building, clustering and compiling
         "rounds": times,
     }
-    prepared.clear()
-    steps.clear()
-    _free(device)
     return result
 
 

@@ -1,18 +1,22 @@
 // 3x3 convolutions of 64 channels over 32x32 places, for Hopper. What for: small_conv.py, which also writes what comes
 // before this: u32, u64 and `multiply`, and whether the input is NORMED and this is the BACKWARD pass.
 //
-// An image lies in shared memory as eight planes, each with eight channels (16 bytes) of every place, one zero to the right
-// of each row. So the neighbour one to the right is 16 bytes further, the one below 33 * 16, and the zeros are also the
-// left border of the next row. Tensor cores read a matrix as blocks of 8x8 numbers, 128 bytes each, that may start
-// at any multiple of 16 bytes: the nine taps of the kernel are nine products that start at nine addresses, and each number
-// comes from global memory once.
+// Rows of an image lie in shared memory one after the other, place after place (128 bytes each), one zero place behind
+// every row. So the neighbour to the right is 128 bytes further, the one below 33 * 128, and the zeros are also the
+// left border of the next row. The nine taps of a kernel are nine products of the same matrix, begun at nine addresses:
+// each number comes from global memory once, where a general convolution fetches it nine times.
+//
+// Within a place its eight planes (eight channels, 16 bytes) lie in an order that changes with the address, as tensor
+// cores expect it: plane p of the place at address a is at a + 16 * (p ^ a / 128 % 8). It repeats every 1,024 bytes. As
+// it depends on nothing but the address, a product may begin at any place.
 //
 // A block of threads stays and takes one tile after the other. One group of four warps brings tiles, three multiply.
 
 constexpr int SIDE = 32, PITCH = SIDE + 1;   // places of a row; with the zero
 constexpr int CHANNELS = 64, PLANES = CHANNELS / 8;
-constexpr int SLOT = 16;                     // bytes of a place in a plane
-constexpr int BLOCK = 128;                   // bytes of 8x8 numbers
+constexpr int PLACE = CHANNELS * 2;          // bytes
+constexpr int PATTERN = 1024;                // bytes after which the order of planes repeats
+constexpr int BLOCK = 128;                   // bytes of 8x8 weights, which lie one after the other
 constexpr int BRINGERS = 128;                // threads
 constexpr int ITS_WARPS = 4, GROUPS = 3;     // warps of a group that multiplies; such groups
 
@@ -37,15 +41,21 @@ __device__ void copy(u32 to, const void* from, bool there) {  // 16 bytes, or ze
 __device__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int NEWER>
 __device__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(NEWER) : "memory"); }
-__device__ void zero(u32 at) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
+__device__ void zero(u32 at) {  // 16 bytes
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+}
 __device__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int REGISTERS>
 __device__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 template <int REGISTERS>
 __device__ void leave_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
-__device__ u64 matrix(u32 at, u32 along_k, u32 along_other) {  // bytes from block to block; later u64 += bytes / 16 moves it
+// Matrices in shared memory. Adding bytes / 16 moves where they begin.
+__device__ u64 matrix_of_blocks(u32 at, u32 along_k, u32 along_other) {  // bytes from block to block
   return (u64)(at >> 4) | (u64)(along_k >> 4) << 16 | (u64)(along_other >> 4) << 32;
+}
+__device__ u64 matrix_of_places(u32 at) {
+  return (u64)(at >> 4) | (u64)1 << 16 | (u64)(PATTERN >> 4) << 32 | (u64)1 << 62;
 }
 __device__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ void end_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -81,7 +91,7 @@ __device__ u32 relu_pair(float low, float high) {  // NaN stays NaN
   return both;
 }
 
-// BatchNorm and ReLU of the input, done in shared memory: scale and shift of eight channels, (parts, 2, CHANNELS) in all.
+// BatchNorm and ReLU of the input, in shared memory: scale and shift of eight channels, of (parts, 2, CHANNELS) in all.
 struct Line {
   float2 scale[4], shift[4];
   __device__ Line(const float2* lines, int part, int plane) {
@@ -95,26 +105,32 @@ struct Line {
 #pragma unroll
     for (int i = 0; i < 4; i++)
       r[i] = relu_pair(low(r[i]) * scale[i].x + shift[i].x, high(r[i]) * scale[i].y + shift[i].y);
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
   }
 };
 
-// A thread that brings tiles brings one plane of every 16th place: rows [FROM, TO) of a tile, row 0 being `top` of its image.
+// A thread that brings tiles brings one plane of every 16th place, here of rows [FROM, TO) of a tile.
 struct Rows {
-  int top;
+  int top, first, plane;  // the row of the image that is row 0 of the tile; the thread's first place in it
+  __device__ u32 at(int i) const {
+    int row = i / 2 + first, its = plane;  // PITCH is 1 more than a multiple of 8
+    asm volatile("" : "+r"(its));          // or the compiler keeps all addresses in registers
+    return (first + i / 2 * PITCH + i % 2 * 16) * PLACE + (((its ^ row) & 7) << 4);
+  }
   template <int FROM, int TO>
   __device__ void bring(u32 to, const uint4* from) const {
 #pragma unroll
     for (int i = 2 * FROM; i < 2 * TO; i++) {
       const bool there = (unsigned)(top + i / 2) < SIDE;
-      copy(to + (i / 2 * PITCH + i % 2 * 16) * SLOT, from + (there ? (i / 2 * SIDE + i % 2 * 16) * PLANES : SIDE * PLANES), there);
+      copy(to + at(i), from + (there ? (i / 2 * SIDE + i % 2 * 16) * PLANES : SIDE * PLANES), there);
     }
   }
   template <int FROM, int TO>
-  __device__ void normalise(u32 at, const Line& line) const {
+  __device__ void normalise(u32 to, const Line& line) const {
 #pragma unroll 4
     for (int i = 2 * FROM; i < 2 * TO; i++)
-      if ((unsigned)(top + i / 2) < SIDE) line.apply(at + (i / 2 * PITCH + i % 2 * 16) * SLOT);
+      if ((unsigned)(top + i / 2) < SIDE) line.apply(to + at(i));
   }
 };
 
@@ -122,43 +138,42 @@ struct Rows {
 
 namespace forward {
 constexpr int HIGH = 16;                                // rows of a tile, which is half an image
-constexpr int MINE = HIGH * PITCH / GROUPS;             // its places that a group works out, those right of rows included
+constexpr int MINE = HIGH * PITCH / GROUPS;             // its places that a group works out, zero places included
 constexpr int RESULTS = MINE / 2;                       // of a thread: 64 channels of those places for 128 threads
 constexpr int INPUT = (HIGH + 2) * PITCH + 2;           // its places and those around them
-constexpr int PLANE = (INPUT / 8 * 8 + 9) * SLOT;       // 1 more than a multiple of 8 places, that banks do not collide
-constexpr int TAP = CHANNELS * CHANNELS * 2, WEIGHTS = 9 * TAP, STAGE = PLANES * PLANE;
-constexpr int PARTS = 3;                                // of a tile, that are brought one after the other: up to rows
-static_assert(HIGH * PITCH % (GROUPS * 8) == 0 && INPUT * SLOT <= PLANE && PLANE % BLOCK == SLOT, "tile");
+constexpr int STAGE = (INPUT * PLACE + PATTERN - 1) / PATTERN * PATTERN;
+constexpr int TAP = CHANNELS * CHANNELS * 2, WEIGHTS = 9 * TAP;
+constexpr int PARTS = 3;                                // in which a tile is brought
+static_assert(HIGH * PITCH % (GROUPS * 8) == 0, "tile");
 static_assert(WEIGHTS + 2 * STAGE + (2 * 2 * PARTS + GROUPS) * 8 == CONVOLVE_SHARED, "small_conv.py knows");
 
 __device__ int row_of(int place) { return place / PITCH; }
 __device__ bool inside(int place) { return place % PITCH < SIDE; }
 
-// The rows of a tile are brought in parts: those that only the first group reads, those that the first two read, and those
-// that the last two read.
+// The parts: rows that only the first group reads, rows that the first two read, and rows that the last two read.
 __device__ constexpr int first_row(int part) { return part == 0 ? 0 : part == 1 ? 5 : part == 2 ? 10 : HIGH + 2; }
 static_assert(first_row(1) * PITCH + 1 <= MINE && first_row(2) * PITCH + 1 <= 2 * MINE, "the second, the third group");
 static_assert(MINE + 2 * PITCH + 2 <= first_row(2) * PITCH + 1, "the first group");
 
 struct Bringer {
-  u32 own, full, empty;
+  u32 stages, full, empty;
   const uint4* x;
   const float2* lines;
-  int images, plane;
+  int images, plane, left;
 
   template <int PART>
   __device__ void bring(int turn, int tile) const {
     const int top = tile % 2 * HIGH - 1;
     wait(empty + (turn % 2 * PARTS + PART) * 8, (turn / 2 + 1) % 2);
     const uint4* from = x + ((long long)(tile / 2) * SIDE + top) * SIDE * PLANES;
-    Rows{top}.bring<first_row(PART), first_row(PART + 1)>(own + turn % 2 * STAGE, from);
+    Rows{top, 1 + left, plane}.bring<first_row(PART), first_row(PART + 1)>(stages + turn % 2 * STAGE, from);
     end_of_copies();
   }
   template <int PART>
   __device__ void finish(int turn, int tile) const {
-    const Rows rows{tile % 2 * HIGH - 1};
-    if (NORMED)
-      rows.normalise<first_row(PART), first_row(PART + 1)>(own + turn % 2 * STAGE, Line(lines, tile / 2 / images, plane));
+    const Rows rows{tile % 2 * HIGH - 1, 1 + left, plane};
+    const u32 at = stages + turn % 2 * STAGE;
+    if (NORMED) rows.normalise<first_row(PART), first_row(PART + 1)>(at, Line(lines, tile / 2 / images, plane));
     show_to_tensor_cores();
     arrive(full + (turn % 2 * PARTS + PART) * 8);
   }
@@ -174,10 +189,11 @@ extern "C" __global__ __launch_bounds__(512, 1) void convolve(
   const u32 empty = full + 2 * PARTS * 8, turns = empty + 2 * PARTS * 8;
   const int thread = threadIdx.x, group = __shfl_sync(~0u, thread / 128, 0), lane = thread % 32;
 
-  for (int i = thread; i < WEIGHTS / 16; i += 512) copy(weights + i * 16, weight + i % CHANNELS * 9 * PLANES + i / CHANNELS, true);
-  for (int i = thread; i < 2 * PLANES * (HIGH + 4); i += 512) {  // left and right of rows
-    const int row = i % (HIGH + 4), slot = row < HIGH + 3 ? row * PITCH : INPUT - 1;
-    zero(stages + i / (HIGH + 4) * PLANE + slot * SLOT);
+  for (int i = thread; i < WEIGHTS / 16; i += 512)  // (tap, plane, channel out)
+    copy(weights + i * 16, weight + i % CHANNELS * 9 * PLANES + i / CHANNELS, true);
+  for (int i = thread; i < 2 * PLANES * (HIGH + 4); i += 512) {  // places left and right of rows: always zero
+    const int row = i / PLANES % (HIGH + 4), place = row < HIGH + 3 ? row * PITCH : INPUT - 1;
+    zero(stages + i / PLANES / (HIGH + 4) * STAGE + place * PLACE + i % PLANES * 16);
   }
   end_of_copies();
   await_copies<0>();
@@ -194,8 +210,7 @@ extern "C" __global__ __launch_bounds__(512, 1) void convolve(
   if (group == GROUPS) {
     leave_registers<56>();
     const int plane = thread % PLANES, left = thread % BRINGERS / PLANES;
-    const u32 own = stages + plane * PLANE + (1 + left) * SLOT;
-    const Bringer bringer{own, full, empty, x + left * PLANES + plane, lines, images, plane};
+    const Bringer bringer{stages, full, empty, x + left * PLANES + plane, lines, images, plane, left};
     int turn = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, turn++) {
       bringer.bring<0>(turn, tile);
@@ -215,14 +230,17 @@ extern "C" __global__ __launch_bounds__(512, 1) void convolve(
   u32 lower = 0, upper = 0, written = 0;
   for (int i = 0; i < RESULTS / 4; i++) {
     const int place = group * MINE + i * 8;
-    lower |= inside(place + across * 2) << i, upper |= inside(place + across * 2 + 1) << i, written |= inside(place + down) << i;
+    lower |= inside(place + across * 2) << i;
+    upper |= inside(place + across * 2 + 1) << i;
+    written |= inside(place + down) << i;
   }
   const int outside = (group + 1) * MINE / PITCH - group * MINE / PITCH;
   for (int turn = 0, tile = blockIdx.x; tile < tiles; tile += gridDim.x, turn++) {
     float sums[RESULTS];
     // Weights lie as (tap, plane, channel out, channel in of the plane); backward reads the same as its transpose.
-    const u64 a = BACKWARD ? matrix(weights, BLOCK, CHANNELS * SLOT) : matrix(weights, CHANNELS * SLOT, BLOCK);
-    const u64 b = matrix(stages + turn % 2 * STAGE + group * MINE * SLOT, PLANE, BLOCK);
+    const u32 to_plane = CHANNELS * 16;
+    const u64 a = BACKWARD ? matrix_of_blocks(weights, BLOCK, to_plane) : matrix_of_blocks(weights, to_plane, BLOCK);
+    const u64 b = matrix_of_places(stages + turn % 2 * STAGE + group * MINE * PLACE);
     const u32 its = turn % 2 * PARTS * 8;
     if (group < 1) wait(full + its, turn / 2 % 2);
     if (group < 2) wait(full + its + 8, turn / 2 % 2);
@@ -233,8 +251,8 @@ extern "C" __global__ __launch_bounds__(512, 1) void convolve(
     for (int tap = 0; tap < 9; tap++)
 #pragma unroll
       for (int k = 0; k < CHANNELS / 16; k++) {
-        const int from = BACKWARD ? (8 - tap) * TAP + k * 2 * BLOCK : tap * TAP + k * 2 * CHANNELS * SLOT;
-        const int at = k * 2 * PLANE + (tap / 3 * PITCH + tap % 3) * SLOT;
+        const int from = BACKWARD ? (8 - tap) * TAP + k * 2 * BLOCK : tap * TAP + k * 2 * to_plane;
+        const int at = k * 32 + (tap / 3 * PITCH + tap % 3) * PLACE;
         multiply(sums, a + from / 16, b + at / 16, tap + k > 0);
       }
     end_of_products();
@@ -265,10 +283,11 @@ extern "C" __global__ __launch_bounds__(512, 1) void convolve(
         const float l = low(pairs[i]) - mean[i % 2], h = high(pairs[i]) - mean[i % 2];
         squares[i % 2] += l * l + h * h;
       }
-      for (int h = 0; h < 2; h++) squares[h] = over_four(squares[h]) - outside * mean[h] * mean[h];  // the zeros outside
-      float* mine = spreads + ((long long)tile * GROUPS + group) * CHANNELS + warp * 16 + down;
+      for (int h = 0; h < 2; h++) squares[h] = over_four(squares[h]) - outside * mean[h] * mean[h];  // zeros outside
+      float* means = spreads + ((long long)tile * GROUPS + group) * CHANNELS + warp * 16 + down;
+      float* its_squares = means + (long long)tiles * GROUPS * CHANNELS;
       if (across == 0)
-        for (int h = 0; h < 2; h++) mine[8 * h] = mean[h], mine[8 * h + (long long)tiles * GROUPS * CHANNELS] = squares[h];
+        for (int h = 0; h < 2; h++) means[8 * h] = mean[h], its_squares[8 * h] = squares[h];
     }
     // Transposed, a thread has two channels of one place twice; with its neighbour's it writes four in a row.
     int mine = group * MINE + down;
@@ -280,8 +299,8 @@ extern "C" __global__ __launch_bounds__(512, 1) void convolve(
       const u32 one = transpose(pairs[2 * i]), two = transpose(pairs[2 * i + 1]);
       const u32 other = __shfl_xor_sync(~0u, across % 2 ? one : two, 1);
       const int place = mine + i * 8;
-      if (written >> i & 1)
-        *(uint2*)(to + (place - row_of(place)) * CHANNELS * 2) = across % 2 ? make_uint2(other, two) : make_uint2(one, other);
+      const uint2 four = across % 2 ? make_uint2(other, two) : make_uint2(one, other);
+      if (written >> i & 1) *(uint2*)(to + (place - row_of(place)) * PLACE) = four;
     }
   }
 }
@@ -291,11 +310,10 @@ extern "C" __global__ __launch_bounds__(512, 1) void convolve(
 namespace backward {
 constexpr int HIGH = 4, STEPS = 9;                          // rows of a tile; products of 16 places
 constexpr int INPUT = STEPS * 16 + 2 * PITCH + 2;           // places that are read of x,
-constexpr int PLANE = (INPUT / 8 * 8 + 9) * SLOT;
-constexpr int ITS_PLANE = (STEPS * 16 + 1) * SLOT;          // and of the gradient; behind the rows of a tile zeros
+constexpr int ITS = (INPUT * PLACE + PATTERN - 1) / PATTERN * PATTERN;  // where those of the gradient begin;
+constexpr int STAGE = ITS + STEPS * 16 * PLACE;                         // behind the rows of a tile both are zero
 constexpr int STAGES = 5, AHEAD = 3;                        // copies under way
 constexpr int IN_REGISTERS = 3;                             // products whose left side is in registers
-constexpr int STAGE = PLANES * (PLANE + ITS_PLANE);
 constexpr int RESULTS = 32;                                 // of a thread and a tap
 static_assert(STEPS * 16 >= HIGH * PITCH && STEPS % IN_REGISTERS == 0, "tile");
 static_assert(STAGES * (STAGE + 2 * 8) == WEIGHT_GRADIENT_SHARED, "small_conv.py knows");
@@ -312,19 +330,18 @@ extern "C" __global__ __launch_bounds__(512, 1) void weight_gradient(
 
   for (int i = thread; i < STAGES * STAGE / 16; i += 512) zero(stages + i * 16);
   if (thread == 0)
-    for (int i = 0; i < STAGES; i++) make_barrier(full + 8 * i, BRINGERS), make_barrier(empty + 8 * i, GROUPS * ITS_WARPS);
+    for (int i = 0; i < STAGES; i++)
+      make_barrier(full + 8 * i, BRINGERS), make_barrier(empty + 8 * i, GROUPS * ITS_WARPS);
   show_to_tensor_cores();
   __syncthreads();
 
   if (group == GROUPS) {
     leave_registers<56>();
     const int plane = thread % PLANES, left = thread % BRINGERS / PLANES;
-    const u32 own = stages + plane * PLANE + (1 + left) * SLOT;
-    const u32 its = stages + PLANES * PLANE + plane * ITS_PLANE + left * SLOT;
     auto finish = [&](int turn) {
       const int tile = blockIdx.x + turn * gridDim.x, stage = turn % STAGES;
-      if (NORMED)
-        Rows{tile % A_IMAGE * HIGH - 1}.normalise<0, HIGH + 2>(own + stage * STAGE, Line(lines, tile / A_IMAGE / images, plane));
+      const Rows rows{tile % A_IMAGE * HIGH - 1, 1 + left, plane};
+      if (NORMED) rows.normalise<0, HIGH + 2>(stages + stage * STAGE, Line(lines, tile / A_IMAGE / images, plane));
       show_to_tensor_cores();
       arrive(full + stage * 8);
     };
@@ -333,8 +350,8 @@ extern "C" __global__ __launch_bounds__(512, 1) void weight_gradient(
       const int top = tile % A_IMAGE * HIGH - 1, stage = turn % STAGES;
       const long long start = ((long long)(tile / A_IMAGE) * SIDE * SIDE + top * SIDE + left) * PLANES + plane;
       wait(empty + stage * 8, (turn / STAGES + 1) % 2);
-      Rows{top}.bring<0, HIGH + 2>(own + stage * STAGE, x + start);
-      Rows{top + 1}.bring<0, HIGH>(its + stage * STAGE, gradient + start + SIDE * PLANES);
+      Rows{top, 1 + left, plane}.bring<0, HIGH + 2>(stages + stage * STAGE, x + start);
+      Rows{top + 1, left, plane}.bring<0, HIGH>(stages + stage * STAGE + ITS, gradient + start + SIDE * PLANES);
       end_of_copies();
       if (turn >= AHEAD) await_copies<AHEAD>(), finish(turn - AHEAD);
     }
@@ -348,22 +365,24 @@ extern "C" __global__ __launch_bounds__(512, 1) void weight_gradient(
 #pragma unroll
   for (int i = 0; i < RESULTS; i++) sums[0][i] = sums[1][i] = sums[2][i] = 0;
   const int plane = thread / 32 % ITS_WARPS * 2 + lane / 8 % 2;
-  const u32 its = stages + PLANES * PLANE + plane * ITS_PLANE + (lane / 16 * 8 + lane % 8) * SLOT;
+  const u32 its = stages + ITS + (lane / 16 * 8 + lane % 8) * PLACE + ((plane ^ lane % 8) << 4);
   for (int turn = 0, tile = blockIdx.x; tile < tiles; tile += gridDim.x, turn++) {
     const u32 stage = turn % STAGES;
-    const u64 b = matrix(stages + stage * STAGE + group * PITCH * SLOT, BLOCK, PLANE);
+    const u64 b = matrix_of_places(stages + stage * STAGE + group * PITCH * PLACE);
     u32 a[2][IN_REGISTERS][4];
     wait(full + stage * 8, turn / STAGES % 2);
 #pragma unroll
     for (int first = 0; first < STEPS; first += IN_REGISTERS) {
       const int buffer = first / IN_REGISTERS % 2;
 #pragma unroll
-      for (int k = 0; k < IN_REGISTERS; k++) load_transposed(a[buffer][k], its + stage * STAGE + (first + k) * 16 * SLOT);
+      for (int k = 0; k < IN_REGISTERS; k++)
+        load_transposed(a[buffer][k], its + stage * STAGE + (first + k) * 16 * PLACE);
       begin_products();
 #pragma unroll
       for (int k = 0; k < IN_REGISTERS; k++)
 #pragma unroll
-        for (int tap = 0; tap < 3; tap++) multiply(sums[tap], a[buffer][k], b + (first + k) * 16 + tap, true);
+        for (int tap = 0; tap < 3; tap++)
+          multiply(sums[tap], a[buffer][k], b + ((first + k) * 16 + tap) * PLACE / 16, true);
       end_of_products();
       await_products<1>();
     }
@@ -377,6 +396,7 @@ extern "C" __global__ __launch_bounds__(512, 1) void weight_gradient(
 #pragma unroll
     for (int i = 0; i < RESULTS / 2; i++) {
       const int out = row + i % 2 * 8, in = i / 2 * 8 + column;
-      *(float2*)(mine + (out * 9 + group * 3 + tap) * CHANNELS + in) = make_float2(sums[tap][2 * i], sums[tap][2 * i + 1]);
+      float2* to = (float2*)(mine + (out * 9 + group * 3 + tap) * CHANNELS + in);
+      *to = make_float2(sums[tap][2 * i], sums[tap][2 * i + 1]);
     }
 }

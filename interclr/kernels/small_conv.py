@@ -28,7 +28,7 @@ ARCHITECTURE, CAPABILITY = "sm_90a", (9, 0)
 TILES, ITS_TILES = 2, 8  # of an image: of a convolution, of the gradient of a weight
 GROUPS = 3  # that share a tile; each gives moments of its own
 THREADS = 512
-SHARED = {"convolve": 227_704, "weight_gradient": 231_760}  # bytes; as in small_conv.cu
+SHARED = {"convolve": 227_448, "weight_gradient": 230_480}  # bytes; as in small_conv.cu
 TOGETHER, FEW = 256, 16  # moments at a time, and channels, of a program that puts them together
 
 
@@ -37,7 +37,8 @@ def fits(x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: object, di
     shape = x.shape[1:] == (CHANNELS, SIDE, SIDE) and weight.shape == (CHANNELS, CHANNELS, 3, 3)
     plain = (tuple(stride), padding, dilation, groups) == ((1, 1), (1, 1), (1, 1), 1)
     half = x.dtype == weight.dtype == torch.bfloat16
-    return shape and plain and half and kernels.usable(x, weight) and _hopper(x.device)
+    last = all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    return shape and plain and half and last and kernels.usable(x, weight) and _hopper(x.device)
 
 
 @cache
