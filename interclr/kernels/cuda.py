@@ -17,7 +17,10 @@ from torch import Tensor
 
 @cache
 def installed() -> bool:
-    return importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ImportError:  # no cuda, or another module of that name
+        return False
 
 
 def compile_for(architecture: str, source: str, macros: Sequence[tuple[str, int]] = ()) -> bytes:
@@ -34,7 +37,7 @@ def compile_for(architecture: str, source: str, macros: Sequence[tuple[str, int]
     result = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if int(result[0]) != 0:
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-        nvrtc.nvrtcGetProgramLog(program, log)
+        _checked(nvrtc.nvrtcGetProgramLog(program, log))
         raise RuntimeError(f"a CUDA kernel does not compile: {log.decode().rstrip(chr(0))}")
     code: bytes = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
@@ -49,8 +52,9 @@ class Kernel:
         from cuda.bindings import driver
 
         self.device, self.threads, self.shared = device, threads, shared
+        self.context = _checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device))))
         with torch.cuda.device(device):
-            torch.cuda.current_stream()  # so that there is a context to load it into
+            self._enter()
             self.module = _checked(driver.cuModuleLoadData(code))
             self.function = _checked(driver.cuModuleGetFunction(self.module, name.encode()))
             most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -63,12 +67,20 @@ class Kernel:
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
         types = tuple(ctypes.c_int if isinstance(a, int) else ctypes.c_void_p for a in arguments)
         with torch.cuda.device(self.device):
+            self._enter()
             stream = torch.cuda.current_stream().cuda_stream
             _checked(
                 driver.cuLaunchKernel(
                     self.function, blocks, 1, 1, self.threads, 1, 1, self.shared, stream, (values, types), 0
                 )
             )
+
+    def _enter(self) -> None:
+        """A thread that has not used the device yet, as autograd's, has no context; PyTorch may not have given it one."""
+        from cuda.bindings import driver
+
+        if int(_checked(driver.cuCtxGetCurrent())) == 0:
+            _checked(driver.cuCtxSetCurrent(self.context))
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

@@ -61,13 +61,18 @@ __device__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: 
 __device__ void end_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int NEWER>
 __device__ void await_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NEWER) : "memory"); }
+template <int COUNT>
+__device__ void settle(float (&sums)[COUNT]) {  // the compiler may not read them before, nor write them after
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
 __device__ void load_transposed(u32 (&r)[4], u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 __device__ u32 transpose(u32 mine) {  // of 8x8 numbers that a warp holds
   u32 other;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(mine));
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(mine));
   return other;
 }
 
@@ -258,6 +263,7 @@ extern "C" __global__ __launch_bounds__(512, 1) void convolve(
     end_of_products();
     if (lane == 0) arrive(turns + (group + 1) % GROUPS * 8);
     await_products<0>();
+    settle(sums);
     if (lane == 0) {
       if (group < 1) arrive(empty + its);
       if (group < 2) arrive(empty + its + 8);
@@ -364,6 +370,7 @@ extern "C" __global__ __launch_bounds__(512, 1) void weight_gradient(
   float sums[3][RESULTS];  // of the three taps of a row of the kernel; each group has one row
 #pragma unroll
   for (int i = 0; i < RESULTS; i++) sums[0][i] = sums[1][i] = sums[2][i] = 0;
+  for (int tap = 0; tap < 3; tap++) settle(sums[tap]);
   const int plane = thread / 32 % ITS_WARPS * 2 + lane / 8 % 2;
   const u32 its = stages + ITS + (lane / 16 * 8 + lane % 8) * PLACE + ((plane ^ lane % 8) << 4);
   for (int turn = 0, tile = blockIdx.x; tile < tiles; tile += gridDim.x, turn++) {
@@ -387,6 +394,7 @@ extern "C" __global__ __launch_bounds__(512, 1) void weight_gradient(
       await_products<1>();
     }
     await_products<0>();
+    for (int tap = 0; tap < 3; tap++) settle(sums[tap]);
     if (lane == 0) arrive(empty + stage * 8);
   }
   float* mine = partial + (long long)blockIdx.x * 9 * CHANNELS * CHANNELS;

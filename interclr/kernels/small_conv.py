@@ -11,6 +11,7 @@ bfloat16 with float32 sums, on Hopper only; elsewhere callers take the library's
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from importlib import resources
 
@@ -37,18 +38,29 @@ def fits(x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: object, di
     shape = x.shape[1:] == (CHANNELS, SIDE, SIDE) and weight.shape == (CHANNELS, CHANNELS, 3, 3)
     plain = (tuple(stride), padding, dilation, groups) == ((1, 1), (1, 1), (1, 1), 1)
     half = x.dtype == weight.dtype == torch.bfloat16
-    last = all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
-    return shape and plain and half and last and kernels.usable(x, weight) and _hopper(x.device)
+    return shape and plain and half and _lies_well(x, weight) and kernels.usable(x, weight) and _works(x.device)
+
+
+def _lies_well(*tensors: Tensor) -> bool:
+    """Channels last in memory, and 16 bytes can be copied at a time."""
+    return all(t.is_contiguous(memory_format=torch.channels_last) and t.data_ptr() % 16 == 0 for t in tensors)
+
+
+def is_hopper(device: torch.device) -> bool:
+    hopper = device.type == "cuda" and torch.version.hip is None
+    return hopper and torch.cuda.get_device_capability(device) == CAPABILITY
 
 
 @cache
-def _hopper(device: torch.device) -> bool:
-    return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) == CAPABILITY
-        and cuda.installed()
-    )
+def _works(device: torch.device) -> bool:
+    if not is_hopper(device):
+        return False
+    try:
+        _kernel("convolve", False, False, device)
+    except Exception as error:
+        warnings.warn(f"convolutions of small images are left to cuDNN, which is slower: {error}", stacklevel=2)
+        return False
+    return True
 
 
 def convolve(x: Tensor, weight: Tensor, parts: int, lines: Tensor | None = None) -> tuple[Tensor, Moments]:
@@ -57,6 +69,7 @@ def convolve(x: Tensor, weight: Tensor, parts: int, lines: Tensor | None = None)
     And the moments of the result's parts. With ``lines`` (parts of x, 2, 64), float32, what is convolved
     is relu(scale · x + shift): the part's ``lines[part]`` are scale and shift.
     """
+    assert len(x) % parts == 0, f"{len(x)} images are not {parts} equal parts"
     y = torch.empty_like(x)
     groups = len(x) * TILES * GROUPS
     spreads = x.new_empty(2, groups, CHANNELS, dtype=torch.float32)
@@ -99,9 +112,10 @@ def _launch(
     name: str, blocks: int, first: Tensor, second: Tensor, *more: Tensor | None, tiles: int, backward: bool = False
 ) -> None:
     lines = more[-1]
-    images = len(first) // (1 if lines is None else len(lines))
-    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (first, second)), "channels come last"
-    _kernel(name, lines is not None, backward, first.device)(blocks, first, second, *more, tiles, images)
+    parts = 1 if lines is None else len(lines)
+    assert len(first) % parts == 0, f"{len(first)} images are not {parts} equal parts"
+    assert _lies_well(first, second), "channels come last, at addresses that 16 divides"
+    _kernel(name, lines is not None, backward, first.device)(blocks, first, second, *more, tiles, len(first) // parts)
 
 
 @cache

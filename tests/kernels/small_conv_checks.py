@@ -11,7 +11,7 @@ from interclr.kernels import cuda, small_conv
 from interclr.kernels.norm import Moments, Norm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-on_hopper = pytest.mark.skipif(not small_conv._hopper(DEVICE), reason="needs a Hopper GPU")
+on_hopper = pytest.mark.skipif(not small_conv.is_hopper(DEVICE), reason="needs a Hopper GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_moments_of_groups_become_those_of_parts(parts: int, groups: int) -> Non
 
 
 @on_hopper
-@pytest.mark.parametrize(("images", "parts"), [(1, 1), (6, 2), (333, 3), (512, 8)])
+@pytest.mark.parametrize(("images", "parts"), [(1, 1), (6, 2), (80, 4), (120, 1), (333, 3), (512, 8)])
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_convolution_is_the_plain_one(images: int, parts: int, normed: bool) -> None:
     x, weight = random(images, 64, 32, 32), random(64, 64, 3, 3, seed=1)
@@ -79,15 +79,13 @@ def test_a_convolution_is_the_plain_one(images: int, parts: int, normed: bool) -
 
 
 @on_hopper
-@pytest.mark.parametrize("images", [1, 7, 300])
-def test_gradients_are_the_plain_ones(images: int) -> None:
-    x, weight, gradient = (
-        random(images, 64, 32, 32),
-        random(64, 64, 3, 3, seed=1),
-        random(images, 64, 32, 32, seed=2),
-    )
+@pytest.mark.parametrize(("images", "parts"), [(1, 1), (6, 2), (20, 4), (35, 5), (50, 1), (66, 2), (84, 2), (300, 3)])
+def test_gradients_are_the_plain_ones(images: int, parts: int) -> None:
+    """So many images that a block of threads has 1, 2, 3 and more tiles, also one fewer than the others."""
+    x, weight = random(images, 64, 32, 32), random(64, 64, 3, 3, seed=1)
+    gradient = random(images, 64, 32, 32, seed=2)
     assert_near(small_conv.input_gradient(gradient, weight), twin.input_gradient(gradient.float(), weight.float()))
-    lines = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    lines = torch.randn(parts, 2, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     for line in (None, lines):
         found = small_conv.weight_gradient(x, gradient, line)
         wanted = twin.weight_gradient(twin.normalised(x, line).float(), gradient.float())
@@ -98,16 +96,42 @@ def test_gradients_are_the_plain_ones(images: int) -> None:
 @on_hopper
 def test_what_is_in_one_image_stays_there() -> None:
     """Tiles take turns in the same memory, and rows of images lie next to each other in it."""
-    x, weight, gradient = random(700, 64, 32, 32), random(64, 64, 3, 3, seed=1), random(700, 64, 32, 32, seed=2)
+    x, weight = random(700, 64, 32, 32), random(64, 64, 3, 3, seed=1)
     clean, _ = small_conv.convolve(x, weight, 1)
     x[0], x[350] = float("nan"), float("inf")
     y, _ = small_conv.convolve(x, weight, 1)
     others = [i for i in range(700) if i not in (0, 350)]
     assert torch.equal(y[others], clean[others])
     assert bool(y[0].isnan().all())
-    gradient[[0, 350]] = 0
-    x[0], x[350] = 1.0, 1.0
-    assert bool(small_conv.weight_gradient(x, gradient).isfinite().all())
+
+
+@on_hopper
+def test_the_kernels_are_used_where_they_fit_and_nowhere_else() -> None:
+    x, weight = random(2, 64, 32, 32), random(64, 64, 3, 3)
+    rest = ((1, 1), (1, 1), (1, 1), 1)
+    assert small_conv.fits(x, weight, *rest)
+    assert not small_conv.fits(x.half(), weight.half(), *rest)
+    assert not small_conv.fits(x.contiguous(), weight, *rest)
+    assert not small_conv.fits(x, weight, (2, 2), *rest[1:])
+    shifted = torch.empty(x.numel() + 1, dtype=x.dtype, device=DEVICE)[1:].view(2, 32, 32, 64).permute(0, 3, 1, 2)
+    assert not small_conv.fits(shifted, weight, *rest)
+
+
+def test_images_that_are_not_equal_parts_are_refused() -> None:
+    with pytest.raises(AssertionError, match="5 images are not 2 equal parts"):
+        small_conv.convolve(random(5, 64, 32, 32), random(64, 64, 3, 3), 2)
+
+
+def test_without_a_compiler_the_library_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(small_conv, "is_hopper", lambda device: True)
+    monkeypatch.setattr(small_conv, "_kernel", fails)
+    small_conv._works.cache_clear()
+    with pytest.warns(UserWarning, match="left to cuDNN.*no compiler here"):
+        assert not small_conv.fits(random(2, 64, 32, 32), random(64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1)
+    small_conv._works.cache_clear()
 
 
 @pytest.mark.parametrize(("parts", "views", "channels"), [(1, 1, 64), (4, 2, 8)])

@@ -87,7 +87,7 @@ def test_outputs_gradients_and_buffers_are_those_of_the_plain_network(
         assert expected_calls <= set(called)
 
 
-on_hopper = pytest.mark.skipif(not small_conv._hopper(DEVICE), reason="needs a Hopper GPU")
+on_hopper = pytest.mark.skipif(not small_conv.is_hopper(DEVICE), reason="needs a Hopper GPU")
 
 
 @pytest.mark.parametrize(("width", "side"), [(8, 16), pytest.param(64, 32, marks=on_hopper)])
