@@ -76,7 +76,7 @@ class Kernel:
             )
 
     def _enter(self) -> None:
-        """A thread that has not used the device yet, as autograd's, has no context; PyTorch may not have given it one."""
+        """A thread that has not used the device yet, as autograd's, may have no context."""
         from cuda.bindings import driver
 
         if int(_checked(driver.cuCtxGetCurrent())) == 0:

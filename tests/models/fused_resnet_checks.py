@@ -112,10 +112,11 @@ def test_in_half_precision_weights_are_cast_and_gradients_cast_back(width: int, 
         errors = [p.grad.double() - q.grad for p, q in zip(network.parameters(), exact.parameters(), strict=True)]  # type: ignore[union-attr, operator]
         distances.append(torch.cat([error.flatten() for error in errors]).norm())
     assert distances[1] < 1.5 * distances[0]
-    for wanted, found in zip(exact.parameters(), fused.parameters(), strict=True):
-        # Of a layer's eight numbers rounding alone may move one by a fifth of their size.
-        most = 0.5 if wanted.ndim == 1 else 0.2
-        assert (found.grad.double() - wanted.grad).norm() < most * wanted.grad.norm()  # type: ignore[union-attr, operator]
+    for wanted, rough, found in zip(exact.parameters(), plain.parameters(), fused.parameters(), strict=True):
+        # Rounding alone may move one of a layer's eight numbers by a fifth of their size, and all in a deep network.
+        most = (0.5 if wanted.ndim == 1 else 0.2) * wanted.grad.norm()  # type: ignore[union-attr]
+        distance, usual = ((p.grad.double() - wanted.grad).norm() for p in (found, rough))  # type: ignore[union-attr, operator]
+        assert distance < max(most, 1.5 * usual)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in fused.parameters())
 
 
