@@ -264,7 +264,7 @@ def export(
 @app.command()
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="step, cifar, data, kmeans, growth, cpu; by default all.")
+        list[str] | None, typer.Argument(help="step, cifar, convolutions, data, kmeans, growth, cpu; by default all.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the whole report goes, as JSON.")] = Path("bench.json"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",

@@ -24,14 +24,16 @@ CPU = torch.device("cpu")
 
 def test_quick_benches_from_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    words = ["bench", "step", "cifar", "kmeans", "growth", "cpu", "--quick", "--device", "cpu", "--out", str(out)]
+    names = ["step", "cifar", "convolutions", "kmeans", "growth", "cpu"]
+    words = ["bench", *names, "--quick", "--device", "cpu", "--out", str(out)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     report = json.loads(out.read_text())
     assert report["quick"] is True
     assert report["torch"] == torch.__version__
     results = report["results"]
-    assert set(results) == {"step", "cifar", "kmeans", "growth", "cpu"}
+    assert list(results) == names
+    assert results["convolutions"] == {"skipped": "these kernels are for Hopper GPUs"}
     step = results["step"][0]
     assert step["ratio"]["low"] <= step["ratio"]["median"] <= step["ratio"]["high"]
     assert len(step["rounds"]["cifar10-mocov2"]) == step["ratio"]["repeats"]
@@ -43,6 +45,33 @@ def test_quick_benches_from_the_command_line(tmp_path: Path) -> None:
     assert results["cpu"]["outside_forward_backward"] == pytest.approx(1 - inside, abs=0.05)
     for what, _ in lines_of(report):
         assert what.split(":")[0] in result.output
+
+
+def test_ours_and_the_librarys_convolutions_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or their times would not be comparable. Our kernels' part is played by their twins."""
+    pytest.importorskip("triton")
+    import small_conv_twin
+
+    from interclr.bench.convolution import _convolutions
+
+    small_conv_twin.use_for_all(monkeypatch)
+    pairs = _convolutions(8, CPU)
+    assert len(pairs) == 5
+    for name, (ours, library) in pairs.items():
+        found = [result if isinstance(result, torch.Tensor) else next(t for t in result if t is not None)  # type: ignore[attr-defined]
+                 for result in (ours(), library())]  # fmt: skip
+        assert found[0].shape == found[1].shape, name
+        if "normalising" not in name:
+            assert (found[0] - found[1]).float().norm() < 0.01 * found[1].float().norm(), name
+
+
+def test_lines_of_convolutions() -> None:
+    times = {"ours": spread([0.1]), "library": spread([0.2])}
+    row = {"name": "forward", "microseconds": times, "ratio": spread([0.5])}
+    step = {"milliseconds": {"ours": spread([11.0]), "library": spread([12.0])}, "ratio": spread([0.917])}
+    lines = lines_of({"results": {"convolutions": {"images": 4, "rows": [row], "step": step}}})
+    assert lines[0][1] == "0.50 [0.50 – 0.50]  (0 → 0 µs)"
+    assert lines[1][1] == "0.917 [0.917 – 0.917]  (12.00 → 11.00 ms)"
 
 
 def test_what_was_measured_is_kept_when_a_later_bench_fails(monkeypatch: pytest.MonkeyPatch) -> None:

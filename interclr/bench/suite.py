@@ -14,6 +14,7 @@ from torch import Tensor
 
 from interclr.bench.branch import IMAGENET, measure_branch, measure_growth
 from interclr.bench.clustering import measure_kmeans
+from interclr.bench.convolution import measure_convolutions
 from interclr.bench.data import make_photos, measure_loader, measure_wait
 from interclr.bench.setup import prepare
 from interclr.bench.stages import measure_stages
@@ -79,6 +80,13 @@ def bench_cifar(options: Options) -> Iterator[Result]:
         yield {"pixels": kind} | measure_throughput(recipe, overrides, pixels, options.device, options.screen)
 
 
+def bench_convolutions(options: Options) -> Result:
+    """Our convolutions for images of CIFAR's size beside cuDNN's, by themselves and in a step: Hopper GPUs only."""
+    common = ["data.batch=512", "engine.mode=graph", "engine.precision=bf16", "engine.deterministic=false", *LIKE_PEERS]
+    pixels, overrides = _cifar_pixels(options), [*common, *options.overrides]
+    return measure_convolutions(overrides, pixels, options.device, options.screen, 64 if options.quick else 1_024)
+
+
 def bench_data(options: Options) -> Result:
     """Packed JPEG to the GPU: what the loader delivers, and how long a ResNet-50 step waits for it."""
     count, batch = (64, 8) if options.quick else (6_000, 256)
@@ -123,6 +131,7 @@ def bench_cpu(options: Options) -> Result:
 BENCHES: dict[str, Callable[[Options], Result]] = {
     "step": bench_step,
     "cifar": bench_cifar,
+    "convolutions": bench_convolutions,
     "data": bench_data,
     "kmeans": bench_kmeans,
     "growth": bench_growth,
@@ -182,6 +191,8 @@ def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
             f", {power['watts']:.0f} of {power['watts_limit']:.0f} W, {power['megahertz']:,.0f} MHz" if power else ""
         )
         lines.append((f"{row['recipe']}{kind}: images/s", f"{_around(row['images_per_second'], 0)}{share}{under}"))
+    if "convolutions" in results:
+        lines += _lines_of_convolutions(results["convolutions"])
     if "data" in results:
         data = results["data"]
         lines.append(("packed JPEG: loader alone, images/s", f"{data['loader']['images_per_second']:,.0f}"))
@@ -200,6 +211,26 @@ def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("CPU step outside forward/backward", f"{100 * row['outside_forward_backward']:.1f} %"))
         lines += [(f"  {name}", f"{100 * share:.1f} %") for name, share in row["shares"].items()]
     return lines
+
+
+def _lines_of_convolutions(found: dict[str, Any]) -> list[tuple[str, str]]:
+    if "skipped" in found:
+        return [("convolutions of 64 channels", f"not measured: {found['skipped']}")]
+    lines = []
+    for row in found["rows"]:
+        ours, library = (row["microseconds"][side]["median"] for side in ("ours", "library"))
+        lines.append(
+            (
+                f"convolution, {row['name']}: ours ÷ cuDNN's",
+                f"{_around(row['ratio'], 2)}  ({library:.0f} → {ours:.0f} µs)",
+            )
+        )
+    step = found["step"]
+    ours, library = (step["milliseconds"][side]["median"] for side in ("ours", "library"))
+    return [
+        *lines,
+        ("CIFAR-10 step: our convolutions ÷ cuDNN's", f"{_around(step['ratio'], 3)}  ({library:.2f} → {ours:.2f} ms)"),
+    ]
 
 
 def _around(values: dict[str, Any], digits: int) -> str:
