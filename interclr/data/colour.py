@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # torchvision's numbering of the four jitter operations
-OPPOSITES = (1 / 2, 1 / 6, -1 / 6)  # a channel is lowest opposite to its own hue: at cyan, magenta, yellow; in turns
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in grey, ITU-R 601's
 
 
@@ -50,17 +49,13 @@ def rotate_hue(image: Tensor, shift: Tensor) -> Tensor:
     # Where chroma is 0 the numerator is 0 as well, so any positive divisor gives hue 0 and no NaN.
     hue.div_(chroma.clamp_min(1e-12).mul_(6)).addcmul_(below_red, below_green.add_(1), value=1 / 3)
     hue.add_(per_image(shift))  # (B, H, W) in turns
-    if hue.device.type == "cpu":  # all three at once: fewer calls
-        opposites = torch.tensor(OPPOSITES, dtype=hue.dtype)[:, None, None, None]
-        return torch.addcmul(value, chroma, _below(hue + opposites), value=-1).transpose(0, 1)
-    planes = [torch.addcmul(value, chroma, _below(hue + opposite), value=-1) for opposite in OPPOSITES]
+    planes = []
+    for centre in (1 / 2, 1 / 6, -1 / 6):  # a channel is lowest opposite to its own hue: cyan, magenta, yellow
+        distance = hue + centre
+        distance.sub_(distance.round()).abs_()  # to the channel's own hue's opposite, on the circle, 0 .. 1/2
+        share = distance.mul_(-6).add_(2).clamp_(0, 1)
+        planes.append(torch.addcmul(value, chroma, share, value=-1))
     return torch.stack(planes).transpose(0, 1)  # planes outermost in memory: see `views.resample`
-
-
-def _below(distance: Tensor) -> Tensor:
-    """How far, 0 to 1, a channel lies below the largest; in place. ``distance`` is that to the hue opposite its own."""
-    distance.sub_(distance.round()).abs_()  # on the circle, 0 .. 1/2
-    return distance.mul_(-6).add_(2).clamp_(0, 1)
 
 
 def jitter(image: Tensor, factor: Tensor, hue: Tensor | None, order: Tensor, blends: int) -> Tensor:
