@@ -13,6 +13,7 @@ from interclr.types import UserError
 
 FIXED_POINT = 2.0**30  # one unit in `sums`; N·2³⁰ stays inside int64 up to N = 2³³ unit vectors
 ROWS = 2**16  # rows at a time wherever a pass over all N images is made, to bound memory
+FEW = 512  # indices of a batch: so many are compared pairwise, more are sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,10 @@ class MemoryBank(nn.Module):
         touched, sign = torch.cat((old, new)), torch.cat((-weight, weight))  # (2B,)
         self.counts.index_add_(0, touched, sign)
         self.sums.index_add_(0, touched, fixed_point(torch.cat((before, after))) * sign[:, None])
-        self.centroids[touched] = mean_of(self.sums[touched], self.counts[touched])
+        if self.clusters <= len(touched):  # then all of them are less work, and come out the same
+            self.centroids.copy_(mean_of(self.sums, self.counts))
+        else:
+            self.centroids[touched] = mean_of(self.sums[touched], self.counts[touched])
 
     # Changes to the whole bank, outside the step.
 
@@ -188,6 +192,8 @@ class MemoryBank(nn.Module):
 
 def first_occurrence(index: Tensor) -> Tensor:
     """For each element of ``index`` (B,) the position at which its value occurs first."""
+    if len(index) <= FEW:
+        return (index[:, None] == index).to(torch.uint8).argmax(1)  # the first of equal maxima
     order = torch.argsort(index, stable=True)  # (B,)
     value = index[order]
     fresh = torch.cat([torch.ones_like(value[:1], dtype=torch.bool), value[1:] != value[:-1]])  # opens a run of equals
