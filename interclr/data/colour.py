@@ -49,8 +49,6 @@ def rotate_hue(image: Tensor, shift: Tensor) -> Tensor:
     # Where chroma is 0 the numerator is 0 as well, so any positive divisor gives hue 0 and no NaN.
     hue.div_(chroma.clamp_min(1e-12).mul_(6)).addcmul_(below_red, below_green.add_(1), value=1 / 3)
     hue.add_(per_image(shift))  # (B, H, W) in turns
-    if hue.device.type == "cpu":
-        return _channels_at_once(hue, value, chroma)
     planes = []
     for centre in (1 / 2, 1 / 6, -1 / 6):  # a channel is lowest opposite to its own hue: cyan, magenta, yellow
         distance = hue + centre
@@ -58,14 +56,6 @@ def rotate_hue(image: Tensor, shift: Tensor) -> Tensor:
         share = distance.mul_(-6).add_(2).clamp_(0, 1)
         planes.append(torch.addcmul(value, chroma, share, value=-1))
     return torch.stack(planes).transpose(0, 1)  # planes outermost in memory: see `views.resample`
-
-
-def _channels_at_once(hue: Tensor, value: Tensor, chroma: Tensor) -> Tensor:
-    """The same in fewer and larger steps, for a CPU, from the distance to each channel's own hue or to its opposite."""
-    hue.sub_(hue.floor()).mul_(6)  # sixths of the circle, from 0 on
-    where, slope, level = hue.new_tensor([[3, 2, 4], [-1, 1, 1], [2, -1, -1]])[:, :, None, None, None].unbind(0)
-    below = (hue - where).abs_().mul_(slope).add_(level).clamp_(0, 1)  # (3, B, H, W)
-    return torch.addcmul(value, chroma, below, value=-1).transpose(0, 1)
 
 
 def jitter(image: Tensor, factor: Tensor, hue: Tensor | None, order: Tensor, blends: int) -> Tensor:
@@ -127,14 +117,11 @@ def _jitter_by_turns(image: Tensor, ordered: Tensor, hue: Tensor, order: Tensor,
     image[:working] = rotate_hue(image[:working], hue[rows[:working]])
     for slot in range(1, blends + 1):
         blend_slot(slice(0, before[slot]), slot)
-    return image.index_select(0, rows.argsort())
+    return image.index_select(0, torch.from_numpy(arrangement.argsort()))
 
 
 def to_grey(image: Tensor, chosen: Tensor) -> Tensor:
-    """Grey the images where ``chosen`` (B,) is true. On a CPU ``image`` itself changes: others need no copy."""
-    if image.device.type == "cpu":
-        image[chosen] = grey_plane(image[chosen])[:, None].expand(-1, 3, -1, -1)
-        return image
+    """Grey the images where ``chosen`` (B,) is true."""
     return image.lerp(grey_plane(image)[:, None], per_image(chosen)[:, None].to(image.dtype))
 
 

@@ -216,7 +216,8 @@ def _resize(
     product = product or real
     canvas_height, canvas_width = pixels.shape[2:]
     if pixels.device.type == "cpu" and product == real and max(canvas_height, canvas_width) <= output[0].shape[1]:
-        return _enlarge(pixels if pixels.is_floating_point() else pixels / 255, window, scale, output)
+        image = _enlarge(pixels.to(real), window, scale, output)
+        return image if pixels.is_floating_point() else image.mul_(1 / 255)
     most = CHUNK_ELEMENTS if product == real else 16 * CHUNK_ELEMENTS  # on a GPU: one chunk, one set of kernels
     chunk = max(1, most // (3 * canvas_height * canvas_width))
     # A compiler would make a new program for every length of a chunk; that all fit into one is one program.
@@ -304,7 +305,7 @@ def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float], dtype:
     """
     if image.device.type == "cpu":
         centres, spreads = (torch.tensor(values, dtype=image.dtype)[:, None, None] for values in (mean, std))
-        return torch.addcmul(-centres / spreads, image.contiguous(), 1 / spreads).to(dtype)  # one pass
+        return (image.contiguous() - centres).div_(spreads).to(dtype)
     planes = zip(image.unbind(1), mean, std, strict=True)
     scaled = [(plane - centre).div_(spread).to(dtype) for plane, centre, spread in planes]
     return torch.stack(scaled, 3).permute(0, 3, 1, 2)
