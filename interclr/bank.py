@@ -132,7 +132,9 @@ class MemoryBank(nn.Module):
         touched, sign = torch.cat((old, new)), torch.cat((-weight, weight))  # (2B,)
         self.counts.index_add_(0, touched, sign)
         self.sums.index_add_(0, touched, fixed_point(torch.cat((before, after))) * sign[:, None])
-        if self.clusters <= len(touched):  # then all of them are less work, and come out the same
+        if (
+            self.clusters <= len(touched) and not self.sums.is_cuda
+        ):  # all of them: fewer operations, and the same result
             self.centroids.copy_(mean_of(self.sums, self.counts))
         else:
             self.centroids[touched] = mean_of(self.sums[touched], self.counts[touched])
@@ -192,7 +194,7 @@ class MemoryBank(nn.Module):
 
 def first_occurrence(index: Tensor) -> Tensor:
     """For each element of ``index`` (B,) the position at which its value occurs first."""
-    if len(index) <= FEW:
+    if index.device.type == "cpu" and len(index) <= FEW:
         return (index[:, None] == index).to(torch.uint8).argmax(1)  # the first of equal maxima
     order = torch.argsort(index, stable=True)  # (B,)
     value = index[order]

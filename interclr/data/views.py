@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
@@ -30,6 +31,7 @@ FACTOR = slice(2 * ATTEMPTS + 8, 2 * ATTEMPTS + 12)
 ORDER = slice(2 * ATTEMPTS + 12, 2 * ATTEMPTS + 16)
 UNIFORMS = 2 * ATTEMPTS + 16
 
+WHOLE = ("top", "left", "height", "width")  # parameters that are whole numbers
 SMALL_BATCH = 2**22  # bytes of pixels: below, views of one kind are made together, to save on the number of operations
 SMALL_VIEW, SMALL_BLUR = 64, 9  # pixels: views and blurs that ``kernels/views.py`` takes
 CHUNK_ELEMENTS = 2**25  # source pixels turned into floats at a time (128 MB): bounds memory with large canvases
@@ -95,62 +97,77 @@ class ViewParameters:
 
 def parameters_from_uniforms(view: View, uniforms: Tensor, size: Tensor) -> ViewParameters:
     """Turn (B, ``UNIFORMS``) numbers in [0, 1) and (B, 2) heights and widths into the parameters of a view. Pure."""
+    if uniforms.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _parameters_by_numpy(view, uniforms.numpy(), size.numpy())
     # In double precision, where the device has it, so that rounding to whole pixels agrees between devices.
     wide = uniforms.to(torch.float32 if uniforms.device.type == "mps" else torch.float64)
-    top, left, height, width = _crop(view, wide, size)
+    found = _parameters(torch, view, uniforms, wide, size.to(wide.dtype))
+    return ViewParameters(**{name: value.long() if name in WHOLE else value for name, value in found.items()})
+
+
+def _parameters_by_numpy(view: View, uniforms: Any, size: Any) -> ViewParameters:
+    """The same on a CPU: there are sixty small operations, and NumPy has less to do per call."""
+    found = _parameters(np, view, uniforms, uniforms.astype(np.float64), size.astype(np.float64))
+    whole = found | {name: found[name].astype(np.int64) for name in WHOLE}
+    arrays = {name: torch.from_numpy(value) for name, value in whole.items() if isinstance(value, np.ndarray)}
+    return ViewParameters(**(whole | arrays))
+
+
+def _parameters(arrays: Any, view: View, uniforms: Any, wide: Any, size: Any) -> dict[str, Any]:
+    """``ViewParameters`` by name; ``arrays`` is NumPy or torch, what is given and comes back are its arrays."""
+    top, left, height, width = _crop(arrays, view, wide, size)
     applied = uniforms[:, JITTER] < view.jitter
     strengths = (view.brightness, view.contrast, view.saturation)
     blends = sum(strength > 0 for strength in strengths) if view.jitter > 0 else 0
     coloured = view.jitter > 0 and view.hue > 0
     factor = hue = order = None
     if blends:
-        columns = uniforms[:, FACTOR].unbind(1)[:3]
         ranges = [(max(0.0, 1 - strength), 1 + strength) for strength in strengths]
+        columns = uniforms[:, FACTOR].T[:3]
         drawn = [low + (high - low) * column for column, (low, high) in zip(columns, ranges, strict=True)]
-        factor = torch.stack(drawn, 1).masked_fill_(~applied[:, None], 1)
-        keys = uniforms[:, ORDER].unbind(1)
+        factor = arrays.stack(drawn, 1) * applied[:, None] + ~applied[:, None]  # 1 where not applied
         used = [strength > 0 for strength in (*strengths, view.hue)]
-        order = torch.stack([key if use else key + 1 for key, use in zip(keys, used, strict=True)], 1).argsort(1)
+        keys = [key if use else key + 1 for key, use in zip(uniforms[:, ORDER].T, used, strict=True)]
+        order = arrays.stack(keys, 1).argsort(1)
     if coloured:
         hue = view.hue * (2 * uniforms[:, FACTOR][:, 3] - 1) * applied
     sigma = None
     if view.blur > 0:
         low, high = view.blur_sigma
         sigma = (low + (high - low) * uniforms[:, SIGMA]) * (uniforms[:, BLUR] < view.blur)
-    return ViewParameters(
-        top=top,
-        left=left,
-        height=height,
-        width=width,
-        flip=uniforms[:, FLIP] < view.flip,
-        factor=factor,
-        hue=hue,
-        order=order,
-        blends=blends,
-        grey=uniforms[:, GREY] < view.grey if view.grey > 0 else None,
-        blur_sigma=sigma,
-        solarise=uniforms[:, SOLARISE] < view.solarise if view.solarise > 0 else None,
-    )
+    return {
+        "top": top,
+        "left": left,
+        "height": height,
+        "width": width,
+        "flip": uniforms[:, FLIP] < view.flip,
+        "factor": factor,
+        "hue": hue,
+        "order": order,
+        "blends": blends,
+        "grey": uniforms[:, GREY] < view.grey if view.grey > 0 else None,
+        "blur_sigma": sigma,
+        "solarise": uniforms[:, SOLARISE] < view.solarise if view.solarise > 0 else None,
+    }
 
 
-def _crop(view: View, uniforms: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """RandomResizedCrop's window, all attempts at once: top, left, height, width, each (B,) int64."""
-    full = size.to(uniforms.dtype).T  # (2, B), like all that follows: heights, then widths
+def _crop(arrays: Any, view: View, uniforms: Any, size: Any) -> tuple[Any, Any, Any, Any]:
+    """RandomResizedCrop's window, all attempts at once: top, left, height, width, each (B,)."""
+    full = size.T  # (2, B), like all that follows: heights, then widths
     (small, large), (narrow, broad) = view.crop_scale, view.crop_ratio
     area = (small + (large - small) * uniforms[:, AREA]) * full.prod(0)[:, None]  # (B, attempts)
-    ratio = narrow * torch.exp(math.log(broad / narrow) * uniforms[:, RATIO])  # uniform in its logarithm
-    tried = torch.stack((area / ratio, area * ratio)).sqrt_().round_()  # (2, B, attempts)
+    ratio = narrow * arrays.exp(math.log(broad / narrow) * uniforms[:, RATIO])  # uniform in its logarithm
+    tried = arrays.sqrt(arrays.stack((area / ratio, area * ratio))).round()  # (2, B, attempts)
     fits = ((tried > 0) & (tried <= full[:, :, None])).all(0)
-    first = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first of equal maxima
+    first = fits & ((fits * 1).cumsum(1) == 1)  # (B, attempts)
     found = fits.any(1)
 
     # No attempt fits: the largest central crop whose ratio is within bounds.
-    fallback = torch.minimum(full, torch.stack((full[1] / narrow, full[0] * broad)).round_())
-    extent = torch.where(found, tried.gather(2, first.expand(2, -1, -1))[:, :, 0], fallback)
+    fallback = arrays.minimum(full, arrays.stack((full[1] / narrow, full[0] * broad)).round())
+    height, width = extent = arrays.where(found, (tried * first).sum(2), fallback)
     room = full - extent
-    drawn = (uniforms[:, TOP : LEFT + 1].T * (room + 1)).floor_().minimum(room)
-    top, left = torch.where(found, drawn, (room / 2).floor_()).long()
-    height, width = extent.long()
+    drawn = arrays.minimum(arrays.floor(uniforms[:, TOP : LEFT + 1].T * (room + 1)), room)
+    top, left = arrays.where(found, drawn, arrays.floor(room / 2))
     return top, left, height, width
 
 

@@ -244,6 +244,29 @@ def test_hue() -> None:
             close(ours[row], F.adjust_hue(image[row], float(shift[row])))
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        View(),
+        View(jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grey=0.2, blur=0.5, solarise=0.2),
+        View(jitter=1, saturation=0.3, crop_scale=(0.9, 1.0), crop_ratio=(2, 3)),  # crops that hardly ever fit
+        View(jitter=0.5, hue=0.5, blur=1),
+    ],
+)
+def test_parameters_by_numpy_are_those_by_torch(view: View) -> None:
+    uniforms = torch.rand((400, UNIFORMS), generator=seeded())
+    size = torch.randint(3, 90, (400, 2), generator=seeded())
+    ours = parameters_from_uniforms(view, uniforms, size)  # on a CPU by NumPy
+    plain = module._parameters(torch, view, uniforms, uniforms.double(), size.double())
+    for name, wanted in plain.items():
+        found = getattr(ours, name)
+        if isinstance(wanted, torch.Tensor):
+            assert found.dtype == (torch.int64 if name in module.WHOLE else wanted.dtype), name
+            torch.testing.assert_close(found.to(wanted.dtype), wanted, rtol=1e-6, atol=0, msg=name)
+        else:
+            assert found == wanted, name
+
+
 def test_grey_and_solarise() -> None:
     """Chosen images equal torchvision's within 1e-5 (0.5 itself is inverted), the others are untouched, exactly."""
     image = torch.rand((6, 3, 8, 8), generator=seeded())
