@@ -132,9 +132,7 @@ class MemoryBank(nn.Module):
         touched, sign = torch.cat((old, new)), torch.cat((-weight, weight))  # (2B,)
         self.counts.index_add_(0, touched, sign)
         self.sums.index_add_(0, touched, fixed_point(torch.cat((before, after))) * sign[:, None])
-        if (
-            self.clusters <= len(touched) and not self.sums.is_cuda
-        ):  # all of them: fewer operations, and the same result
+        if self.clusters <= len(touched) and not self.sums.is_cuda:  # all: fewer operations, and the same result
             self.centroids.copy_(mean_of(self.sums, self.counts))
         else:
             self.centroids[touched] = mean_of(self.sums[touched], self.counts[touched])
