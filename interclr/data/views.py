@@ -159,16 +159,23 @@ def _crop(arrays: Any, view: View, uniforms: Any, size: Any) -> tuple[Any, Any, 
     ratio = narrow * arrays.exp(math.log(broad / narrow) * uniforms[:, RATIO])  # uniform in its logarithm
     tried = arrays.sqrt(arrays.stack((area / ratio, area * ratio))).round()  # (2, B, attempts)
     fits = ((tried > 0) & (tried <= full[:, :, None])).all(0)
-    first = fits & ((fits * 1).cumsum(1) == 1)  # (B, attempts)
     found = fits.any(1)
 
     # No attempt fits: the largest central crop whose ratio is within bounds.
     fallback = arrays.minimum(full, arrays.stack((full[1] / narrow, full[0] * broad)).round())
-    height, width = extent = arrays.where(found, (tried * first).sum(2), fallback)
+    height, width = extent = arrays.where(found, _first_fitting(tried, fits), fallback)
     room = full - extent
     drawn = arrays.minimum(arrays.floor(uniforms[:, TOP : LEFT + 1].T * (room + 1)), room)
     top, left = arrays.where(found, drawn, arrays.floor(room / 2))
     return top, left, height, width
+
+
+def _first_fitting(tried: Any, fits: Any) -> Any:
+    """(2, B): the first of each image's attempts that fits; any where none does."""
+    if isinstance(tried, np.ndarray):
+        return tried[:, np.arange(len(fits)), fits.argmax(1)]
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first of equal maxima
+    return tried.gather(2, first.expand(2, -1, -1))[:, :, 0]
 
 
 def draw_parameters(
