@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from interclr.bank import MemoryBank
-from interclr.bench.setup import Prepared, prepare
+from interclr.bench.setup import Prepared, prepare, stepper
 from interclr.bench.timing import block_milliseconds, captured, in_turns, ratios, spread, wait_for
 from interclr.config import load_settings
 from interclr.engine.build import build_learner
@@ -52,7 +51,7 @@ def measure_branch(
         screen.say(f"{name}: building and capturing")
         started = time.perf_counter()
         here = prepare(name, overrides, pixels, images, device)
-        steps[name] = _stepper(here)
+        steps[name] = stepper(here)
         for _ in range(8):
             steps[name]()
         wait_for(device)
@@ -133,15 +132,6 @@ def _branch_alone(learner: Learner, bank: MemoryBank, anchors: int, device: torc
         learner.intra.inter_loss(embeddings, pairs, bank).backward()
         assert learner.labels is not None
         learner.labels.update(bank, index, embeddings.feature)
-
-    return work
-
-
-def _stepper(prepared: Prepared) -> Any:
-    batches, numbers = itertools.cycle(list(prepared.loader.iterate(0, 4))), itertools.count()
-
-    def work() -> None:
-        prepared.step(prepared.step.fetch(batches), next(numbers))
 
     return work
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -11,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from interclr.bench.setup import prepare
+from interclr import kernels
+from interclr.bench.setup import prepare, stepper
 from interclr.bench.timing import captured, in_turns, ratios, spread
 from interclr.screen import Screen
 
@@ -23,7 +23,7 @@ def measure_convolutions(
     overrides: Sequence[str], pixels: Tensor, device: torch.device, screen: Screen, images: int = 1_024
 ) -> dict[str, Any]:
     """Microseconds of each, and the step's milliseconds, in turns; ratios are ours ÷ the library's."""
-    if importlib.util.find_spec("triton") is None:
+    if not kernels.installed():
         return {"skipped": "Triton is not installed"}
     from interclr.kernels import small_conv
 
@@ -89,12 +89,7 @@ def _convolutions(images: int, device: torch.device) -> dict[str, tuple[Work, Wo
 
 def _step(overrides: Sequence[str], pixels: Tensor, device: torch.device) -> Work:
     """A captured step that has been made a few times."""
-    here = prepare("cifar10-mocov2", overrides, pixels, len(pixels), device)
-    batches, number = iter(here.loader.iterate(0, 10_000)), iter(range(10_000))
-
-    def work() -> None:
-        here.step(here.step.fetch(batches), next(number))
-
+    work = stepper(prepare("cifar10-mocov2", overrides, pixels, len(pixels), device))
     for _ in range(8):
         work()
     return work

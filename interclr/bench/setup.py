@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,16 @@ def prepare(
     kind = _Repeated if len(pixels) < images else ResidentLoader
     loader = kind(canvas, Order(images, batch, settings.seed))
     return Prepared(settings, learner, optimiser, step, loader, batch)
+
+
+def stepper(prepared: Prepared) -> Callable[[], object]:
+    """One step after the other, on four batches in turn."""
+    batches, numbers = itertools.cycle(list(prepared.loader.iterate(0, 4))), itertools.count()
+
+    def work() -> None:
+        prepared.step(prepared.step.fetch(batches), next(numbers))
+
+    return work
 
 
 class _Repeated(ResidentLoader):

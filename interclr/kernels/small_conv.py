@@ -22,7 +22,7 @@ from torch import Tensor
 
 from interclr import kernels
 from interclr.kernels import cuda
-from interclr.kernels.norm import Moments, Norm, _line, _run_on
+from interclr.kernels.norm import Moments, Norm, _line, _multiprocessors, _run_on
 
 CHANNELS, SIDE = 64, 32
 ARCHITECTURE, CAPABILITY = "sm_90a", (9, 0)
@@ -70,10 +70,9 @@ def convolve(x: Tensor, weight: Tensor, parts: int, lines: Tensor | None = None)
     is relu(scale · x + shift): the part's ``lines[part]`` are scale and shift.
     """
     assert len(x) % parts == 0, f"{len(x)} images are not {parts} equal parts"
-    y = torch.empty_like(x)
-    groups = len(x) * TILES * GROUPS
+    y, tiles = torch.empty_like(x), len(x) * TILES
+    groups = tiles * GROUPS
     spreads = x.new_empty(2, groups, CHANNELS, dtype=torch.float32)
-    tiles = len(x) * TILES
     _launch("convolve", _blocks(tiles, x.device), x, weight, y, spreads, lines, tiles=tiles)
     mean, variance = x.new_empty(2, parts, CHANNELS, dtype=torch.float32)
     _combine[(CHANNELS // FEW, parts)](spreads, mean, variance, groups // parts, CHANNELS, TOGETHER, FEW, num_warps=8)
@@ -133,9 +132,8 @@ def machine_code(normed: bool, backward: bool) -> bytes:
     return cuda.compile_for(ARCHITECTURE, _products(backward) + body, macros)
 
 
-@cache
 def _blocks(tiles: int, device: torch.device) -> int:
-    return min(tiles, torch.cuda.get_device_properties(device).multi_processor_count)
+    return min(tiles, _multiprocessors(device))
 
 
 def _products(backward: bool) -> str:

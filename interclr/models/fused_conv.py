@@ -45,7 +45,7 @@ class Convolutions:
         weight = self._take(layer)
         x, stride = x.to(weight.dtype), stride or layer.stride
         if norm is not None and _is_small(layer, x, weight, stride):
-            return _small(_SmallConvolve.apply(x, weight, norm.parts(len(x))))  # type: ignore[no-untyped-call]
+            return _with_moments(_SmallConvolve.apply(x, weight, norm.parts(len(x))))  # type: ignore[no-untyped-call]
         return _Convolve.apply(x, weight, layer, stride), None  # type: ignore[no-untyped-call]
 
     def behind(
@@ -58,7 +58,7 @@ class Convolutions:
 
         weight, parts = self._take(layer), norm.parts(len(x))
         found = found or moments(rows_of(x.detach()), parts)
-        return _small(
+        return _with_moments(
             _NormalisedConvolve.apply(  # type: ignore[no-untyped-call]
                 x, weight, norm.weight, norm.bias, *found, norm, following.parts(len(x))
             )
@@ -68,21 +68,20 @@ class Convolutions:
         """The first convolution, otherwise as others."""
         if not _is_small_stem(layer, images, self.weights[layer]):
             return self(layer, images, norm)
-        return _small(
+        return _with_moments(
             _Stem.apply(images, self._take(layer), layer.stride[0], norm.parts(len(images)))  # type: ignore[no-untyped-call]
         )
 
     def _take(self, layer: nn.Conv2d) -> Tensor:
-        weight: Tensor = self.weights.pop(
-            layer
-        )  # once: gradients of two uses would be added before the side stream is joined
+        """Once: gradients of two uses would be added before the side stream is joined."""
+        weight: Tensor = self.weights.pop(layer)
         if layer in self.beside:
             wait_for_started()
             self.beside.clear()
         return weight
 
 
-def _small(results: tuple[Tensor, Tensor | None, Tensor | None]) -> tuple[Tensor, Moments | None]:
+def _with_moments(results: tuple[Tensor, Tensor | None, Tensor | None]) -> tuple[Tensor, Moments | None]:
     from interclr.kernels.norm import Moments
 
     output, mean, variance = results
