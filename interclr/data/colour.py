@@ -38,8 +38,11 @@ def blend(image: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
     return torch.addcmul(reference[:, None], image, per_image(factor)[:, None]).clamp_(0, 1)
 
 
-def rotate_hue(image: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue of image ``i`` by ``shift[i]`` of a full circle: HSV's rotation without its six-way select."""
+def rotate_hue(image: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor:
+    """Turn the hue of image ``i`` by ``shift[i]`` of a full circle: HSV's rotation without its six-way select.
+
+    ``out`` may be ``image`` itself.
+    """
     red, green, blue = image.unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
@@ -50,11 +53,15 @@ def rotate_hue(image: Tensor, shift: Tensor) -> Tensor:
     hue.div_(chroma.clamp_min(1e-12).mul_(6)).addcmul_(below_red, below_green.add_(1), value=1 / 3)
     hue.add_(per_image(shift))  # (B, H, W) in turns
     planes = []
-    for centre in (1 / 2, 1 / 6, -1 / 6):  # a channel is lowest opposite to its own hue: cyan, magenta, yellow
+    targets = (None, None, None) if out is None else out.unbind(1)
+    for target, centre in zip(targets, (1 / 2, 1 / 6, -1 / 6), strict=True):
+        # A channel is lowest opposite to its own hue: cyan, magenta, yellow.
         distance = hue + centre
-        distance.sub_(distance.round()).abs_()  # to the channel's own hue's opposite, on the circle, 0 .. 1/2
+        distance.sub_(distance.round()).abs_()  # to there, on the circle, 0 .. 1/2
         share = distance.mul_(-6).add_(2).clamp_(0, 1)
-        planes.append(torch.addcmul(value, chroma, share, value=-1))
+        planes.append(torch.addcmul(value, chroma, share, value=-1, out=target))
+    if out is not None:
+        return out
     return torch.stack(planes).transpose(0, 1)  # planes outermost in memory: see `views.resample`
 
 
@@ -114,7 +121,7 @@ def _jitter_by_turns(image: Tensor, ordered: Tensor, hue: Tensor, order: Tensor,
 
     for slot in range(blends):
         blend_slot(slice(before[slot + 1], working), slot)
-    image[:working] = rotate_hue(image[:working], hue[rows[:working]])
+    rotate_hue(image[:working], hue[rows[:working]], out=image[:working])
     for slot in range(1, blends + 1):
         blend_slot(slice(0, before[slot]), slot)
     return image.index_select(0, torch.from_numpy(arrangement.argsort()))
