@@ -65,7 +65,7 @@ def read_all(
     source: Source, progress: Progress | None = None, unreadable: Unreadable | None = None
 ) -> tuple[Canvas, list[int]]:
     """Decode a whole set into memory. Returns it with the indices kept; unreadable images are left out and noted."""
-    whole: Tensor | None = getattr(source, "pixels", None)
+    whole = source.whole()
     if whole is not None:
         return Canvas(whole, None, source.labels), list(range(len(source)))
     noted = unreadable if unreadable is not None else Unreadable()

@@ -27,6 +27,10 @@ class Subset(Source):
     def read(self, index: int) -> Tensor:
         return self.source.read(self.rows[index])
 
+    def whole(self) -> Tensor | None:
+        pixels = self.source.whole()
+        return None if pixels is None else pixels[torch.as_tensor(self.rows, dtype=torch.int64)]
+
     def encoded(self, index: int) -> bytes | None:
         return self.source.encoded(self.rows[index])
 

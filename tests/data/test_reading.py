@@ -5,6 +5,7 @@ import torch
 
 from interclr.data.canvas import CANVAS_STEP
 from interclr.data.reading import Unreadable, read_all, read_batch
+from interclr.data.source import ArraySource
 from interclr.data.subset import Subset
 from interclr.types import UserError
 
@@ -60,3 +61,15 @@ def test_a_subset_renumbers() -> None:
     assert subset.read(0)[0, 0, 0] == 7
     assert subset.fingerprint() != Subset(source, [7, 5, 2]).fingerprint()
     assert subset.fingerprint() == Subset(source, [7, 2, 5]).fingerprint()
+
+
+def test_some_of_an_array_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ArraySource(torch.randint(256, (9, 3, 4, 5), dtype=torch.uint8), torch.arange(9), name="array")
+    subset = Subset(Subset(source, [8, 7, 2, 5]), [3, 0, 1])  # of a subset
+    singly = torch.stack([subset.read(row) for row in range(3)])
+    monkeypatch.setattr(ArraySource, "read", lambda self, index: pytest.fail("read one by one"))
+    canvas, kept = read_all(subset)
+    assert torch.equal(canvas.pixels, singly)
+    assert canvas.size is None
+    assert canvas.labels.tolist() == [5, 8, 7]
+    assert kept == [0, 1, 2]
