@@ -1,6 +1,8 @@
-"""Images per second of lightly 1.6.0 on its own CIFAR-10 benchmark, MoCo or BYOL: a peer to compare ours with.
+"""Images per second of lightly 1.6.0 on its own CIFAR-10 benchmark, MoCo or BYOL, and of ours beside it.
 
-    python benchmarks/lightly_cifar10.py --method moco --precision bf16 --out lightly-moco-bf16.json
+    python benchmarks/lightly_cifar10.py --precision bf16 --root DATA --out lightly.json --ours cifar.json
+
+``--ours`` first runs ``interclr bench cifar`` on the same images and says how many times faster ours is.
 
 The settings are those of ``docs/source/getting_started/benchmarks/cifar10_benchmark.py`` of lightly-ai/lightly since
 July 2023 (pull request 1325: BYOL's own views; the file at the tag 1.6.0 itself was not at hand), built of lightly's
@@ -23,6 +25,7 @@ import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -169,6 +172,14 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
+def measure_ours(report: Path, root: Path | None, quick: bool) -> float:
+    """Images per second of our plain MoCo, by ``interclr bench cifar``, which is another process."""
+    words = ["bench", "cifar", "--out", str(report), *(["--root", str(root)] if root else []), *["--quick"] * quick]
+    subprocess.run([sys.executable, "-m", "interclr.cli", *words], check=True)
+    first = json.loads(report.read_text())["results"]["cifar"][0]
+    return float(first["images_per_second"]["median"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
@@ -183,9 +194,14 @@ def main() -> None:
     add("--tuned-loader", action="store_true", help="keep loader processes alive and pin memory: theirs does not")
     add("--device", choices=("auto", "cpu", "gpu"), default="auto")
     add("--out", type=Path, required=True, help="JSON file to write")
+    add("--ours", type=Path, help="measure interclr as well, before: its JSON file to write (moco only)")
+    add("--quick", action="store_true", help="ours in small, to see that it works")
     options = parser.parse_args()
     if MISSING is not None:
         parser.exit(2, f"{MISSING} is missing; run: pip install 'interclr[peers]'\n")
+    if options.ours is not None and (options.method, options.batch) != ("moco", 512) and not options.quick:
+        parser.error("--ours measures moco with batches of 512: nothing else can be compared with it")
+    ours = None if options.ours is None else measure_ours(options.ours, options.root, options.quick)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         folder = options.data or Path(place) / "images"
@@ -193,7 +209,11 @@ def main() -> None:
             make_folder(folder, options.limit, options.root)
         result = measure(options, folder)
     options.out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    print(f"{options.method} {options.precision}: {result['images_per_second_median']} images/s, see {options.out}")
+    theirs = result["images_per_second_median"]
+    print(f"{options.method} {options.precision}: {theirs:,.0f} images/s, see {options.out}")
+    if ours is not None:
+        ratio = "in small, so not to be compared" if options.quick else f"{ours / theirs:.1f} times as many"
+        print(f"ours: {ours:,.0f} images/s, {ratio}, see {options.ours}")
 
 
 if __name__ == "__main__":

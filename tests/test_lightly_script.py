@@ -22,6 +22,13 @@ def test_help_works_without_lightly() -> None:
     assert "--method {moco,byol}" in done.stdout
 
 
+def test_only_the_same_work_is_compared(tmp_path: Path) -> None:
+    pytest.importorskip("lightly")
+    done = run("--method", "byol", "--out", str(tmp_path / "theirs.json"), "--ours", str(tmp_path / "ours.json"))
+    assert done.returncode == 2
+    assert "nothing else can be compared" in done.stderr
+
+
 @pytest.mark.skipif(importlib.util.find_spec("lightly") is not None, reason="lightly is installed")
 def test_missing_lightly_is_one_line_that_says_what_to_install(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path / "speed.json"))
