@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from interclr import dist
 from interclr.config import Settings, dump
@@ -213,6 +214,7 @@ class Training:
                 self.screen.say(f"continuing at step {self.step:,} of {self.plan.total:,}")
             else:
                 self._measure_start()
+                self._fill_bank_if_wanted()
             last = self.plan.total
             if stop_after is not None:  # whole optimiser steps: a checkpoint holds no half-summed gradients
                 last = min(last, math.ceil((self.step + stop_after) / self.plan.accumulate) * self.plan.accumulate)
@@ -321,15 +323,22 @@ class Training:
             self._measure(epoch)
         self._start_clusters_if_due()
 
+    def _fill_bank_if_wanted(self) -> None:
+        """Before the first step; clusters that start there bring the same features with them."""
+        if self.learner.intra.starts_from_features and not self.learner.inter_active(0):
+            assert self.learner.bank is not None
+            self.learner.bank.fill(self._embed_all("embedding every image for the bank"))
+
+    def _embed_all(self, what: str) -> Tensor:
+        return self.monitor.embed(self.learner.intra.bank_encoder(), self.data.images, what)
+
     def _start_clusters_if_due(self) -> None:
         """Before the first epoch of the inter branch: embed every image with the network as it is, and cluster."""
         if self.clusters_started or self.step >= self.plan.total:
             return
         epoch = self.plan.epoch(self.step)
         if self.learner.inter_active(epoch):
-            features = self.monitor.embed(
-                self.learner.intra.bank_encoder(), self.data.images, "embedding every image for the first clusters"
-            )
+            features = self._embed_all("embedding every image for the first clusters")
             self.learner.start_clusters(features, self._cluster_generator(epoch))
             self.clusters_started = True
 

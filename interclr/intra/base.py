@@ -31,6 +31,9 @@ class IntraMethod(nn.Module, ABC):
     encoded_views: int = 2  # how many of them go through one encoder
     directions: int = 2  # V of the embeddings
     uses_bank: bool = False  # True where the intra loss itself reads the bank (NPID)
+    starts_from_features: bool = (
+        False  # whether the bank it uses begins with every image as the untrained network sees it
+    )
     uses_negatives: bool = True  # False where the inter loss has none, so that none are looked for
     bank_momentum: float = 1.0  # ω that suits this method
     momentum_varies: bool = False  # whether ``momentum_at`` depends on the step

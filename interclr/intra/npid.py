@@ -20,6 +20,9 @@ class NPIDConfig(Config):
     negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = 16_384
     temperature: Annotated[float, Field(gt=0)] = 0.1
     bank_momentum: Annotated[float, Field(gt=0, le=1)] = 0.5
+    # What the bank holds at first: random unit vectors, as in NPID, or every image as the untrained network sees it. An
+    # inter branch that begins with the first epoch fills it with these in any case.
+    bank_start: Literal["random", "features"] = "random"
     hidden: Annotated[int, Field(ge=1)] = 2048
     dim: Annotated[int, Field(ge=1)] = 128
 
@@ -41,6 +44,7 @@ class NPID(IntraMethod):
     def __init__(self, backbone: Backbone, negatives: int, config: NPIDConfig) -> None:
         super().__init__(Encoder(backbone, mlp(backbone.features, config.hidden, config.dim)), config.dim)
         self.temperature, self.bank_momentum, self.negatives = config.temperature, config.bank_momentum, negatives
+        self.starts_from_features = config.bank_start == "features"
 
     def embed(self, batch: Batch) -> Embeddings:
         query = torch.stack([self._forward(batch.views[0])[1]])  # (1, B, D)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import INTER, MOCO, Heard, final_state, same, tiny, train, write_images
+from torch import Tensor
 
 import interclr
 from interclr.config import Settings, load_settings
@@ -129,6 +130,21 @@ def test_weights_move_and_the_bank_is_filled(finished: tuple[Run, str]) -> None:
     assert any(k.startswith("intra.key_encoder.") for k in moved)
     assert {"bank.features", "bank.sums", "intra.queue"} <= set(moved)
     torch.testing.assert_close(states[1]["bank.features"].norm(dim=1), torch.ones(64))
+
+
+def test_npids_bank_may_start_from_features(tmp_path: Path) -> None:
+    """The first step's writes do not depend on the loss, so the bank is that of an inter branch that begins at once."""
+
+    def bank(name: str, *overrides: str) -> Tensor:
+        settings = tiny("method={name: npidv2, dim: 16, hidden: 32, negatives: 20}", *overrides)
+        run = train(settings, tmp_path / name, stop_after=1)
+        return final_state(run.folder)["learner"]["bank.features"]
+
+    at_once, random = bank("at once", *INTER), bank("random")
+    from_features = ("method.bank_start=features",)
+    assert torch.equal(bank("plain", *from_features), at_once)
+    assert torch.equal(bank("late", *from_features, *INTER, "inter.warmup_epochs=1"), at_once)
+    assert (random == at_once).all(1).sum() == 0
 
 
 def test_inter_starts_after_its_warm_up(out: Path) -> None:

@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mocov2, inter after a warm-up": (*INTER, "inter.warmup_epochs=1"),
     "mocov2, inter offline, lars": (*INTER, LARS, "inter.labels={name: offline}"),
     "npidv2": NPID,
+    "npidv2 from features": (*NPID, "method.bank_start=features"),
     "npidv2, inter, sgd": (*NPID, *INTER, SGD),
     "byol, inter, two micro-batches, lars": (BYOL, *INTER, LARS, "engine.accumulate=2"),
     "bank in bfloat16": (*INTER, "inter.bank_dtype=bfloat16"),
