@@ -100,3 +100,20 @@ def _inter_projection(output: object) -> Tensor:
         return output.inter_projection
     assert isinstance(output, Tensor)
     return output
+
+
+def describe(figures: dict[str, float]) -> str:
+    """The figures people look at, in one line."""
+    parts = {
+        "knn": "k-NN {:.1f} %",
+        "rank_me": "rank {:.1f}",
+        "uniformity": "uniformity {:.2f}",
+        "purity": "purity {:.2f}",
+        "nmi": "NMI {:.2f}",
+        "cluster_min": "clusters {:.0f}",
+        "cluster_median": "/{:.0f}",
+        "cluster_max": "/{:.0f}",
+        "cluster_entropy": "entropy {:.2f}",
+    }
+    text = "  ".join(form.format(figures[name]) for name, form in parts.items() if name in figures)
+    return text.replace("  /", "/")

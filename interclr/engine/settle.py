@@ -57,8 +57,8 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     choose("inter.clusters", max(2, auto_clusters(n)), "10,000 for ImageNet, scaled to the number of images")
     choose(
         "inter.sampler.negatives",
-        _power_of_two(n / 32, max(1, min(16, n // 20)), NEGATIVES_LARGEST),
-        "about a third of the pool",
+        _power_of_two(n / 64, max(1, min(16, n // 20)), NEGATIVES_LARGEST),
+        "16,384 for ImageNet, scaled to the number of images",
     )
     _choose_candidates(tree, n, choose)
     choose("engine.precision", "fp32" if on_cpu else "bf16", _on(facts))

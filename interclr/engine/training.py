@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -23,8 +19,9 @@ from interclr.data.loader import Loader
 from interclr.engine.build import build_learner, build_views, peak_rate
 from interclr.engine.capture import WARM_UP
 from interclr.engine.dataset import TrainingData
+from interclr.engine.interrupt import Interruption
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
-from interclr.engine.monitor import Monitor
+from interclr.engine.monitor import Monitor, describe
 from interclr.engine.resume import changed_settings, start_of_inter
 from interclr.engine.step import CLUSTER_STREAM, Plan, TrainStep
 from interclr.engine.waiting import DataWait
@@ -99,8 +96,7 @@ class Training:
         self.resumed = resume and self._restore()
         self.loader: Loader = data.loader(batch, settings.seed, device, settings.data, screen)
         self.loader.unreadable.reasons.update(self.met_before)
-        self.stop_asked = False
-        self.preparing = False  # compiling or capturing
+        self.interruption = Interruption()
         self.compile_seconds = 0.0
 
     # State.
@@ -218,7 +214,7 @@ class Training:
             last = self.plan.total
             if stop_after is not None:  # whole optimiser steps: a checkpoint holds no half-summed gradients
                 last = min(last, math.ceil((self.step + stop_after) / self.plan.accumulate) * self.plan.accumulate)
-            with self._interruptible(), self.screen.training(self.plan.total, self.step) as bar:
+            with self.interruption.heeded(), self.screen.training(self.plan.total, self.step) as bar:
                 self._train(last, bar)
             if self.step < self.plan.total:
                 self._save()
@@ -237,13 +233,13 @@ class Training:
         batches = iter(self.loader.iterate(self.step, last))
         mark, since, wait = time.monotonic(), self.step, DataWait(self.device)
         compiling, began = self._announce_compiling(), mark
-        self.preparing = compiling is not None
+        self.interruption.preparing = compiling is not None
         while self.step < last:
             wait.ask()
             try:
                 images = self.step_once.fetch(batches)
             except RuntimeError:
-                if not self.stop_asked:
+                if not self.interruption.asked:
                     raise
                 # A signal to the whole process group has also ended the workers.
                 batches = iter(self.loader.iterate(self.step, last))
@@ -253,7 +249,7 @@ class Training:
             wait.stepped()
             self.step += 1
             if self.step == compiling:
-                self.preparing = False
+                self.interruption.preparing = False
                 self.compile_seconds = time.monotonic() - began
                 self.screen.say(f"compiled in {self.compile_seconds:.0f} s")
             bar.advance(self.step)
@@ -267,10 +263,8 @@ class Training:
                     "data_wait": wait.take() / (now - mark),
                     "unreadable": len(self.data.unreadable.reasons) + len(self.loader.unreadable.reasons),
                 }
-                mark, since = (
-                    now,
-                    self.step,
-                )  # before the wait below, in which the device catches up with what it was given
+                # Before the wait below, in which the device catches up with what it was given.
+                mark, since = now, self.step
                 self._show(self.averages.flush(record), bar)
             if self.step % per_epoch == 0:
                 self._end_epoch(self.step // per_epoch - 1)
@@ -291,10 +285,10 @@ class Training:
     def _all_stop(self) -> bool:
         """Ranks stop at the same step: they compare now and then, where the host waits for the log anyway."""
         if dist.world() == 1:
-            return self.stop_asked
+            return self.interruption.asked
         if self.step % self.settings.engine.log_every:
             return False
-        asked = torch.tensor(float(self.stop_asked), device=self.device)
+        asked = torch.tensor(float(self.interruption.asked), device=self.device)
         return bool(dist.all_reduce_mean(asked) > 0)
 
     def _show(self, record: Record | None, bar: TrainingBar) -> None:
@@ -416,44 +410,3 @@ class Training:
         if unreadable:
             self.screen.warn(f"{len(unreadable)} images were unreadable; their names are in result.json")
         self.screen.say(f"done in {seconds:.0f} s; the run is in {self.folder}")
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C or a scheduler's TERM ends the run after the current step, with a checkpoint; a second one at once.
-
-        So does the first while the step is being compiled: a signal to the whole process group may end the compiler's
-        processes, and this one might wait for them for ever (suspected after a hang, not proven). There are four steps
-        to lose at most.
-        """
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self.stop_asked or self.preparing:
-                raise KeyboardInterrupt
-            self.stop_asked = True
-
-        try:
-            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: somebody else looks after signals
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def describe(figures: dict[str, float]) -> str:
-    """The figures people look at, in one line."""
-    parts = {
-        "knn": "k-NN {:.1f} %",
-        "rank_me": "rank {:.1f}",
-        "uniformity": "uniformity {:.2f}",
-        "purity": "purity {:.2f}",
-        "nmi": "NMI {:.2f}",
-        "cluster_min": "clusters {:.0f}",
-        "cluster_median": "/{:.0f}",
-        "cluster_max": "/{:.0f}",
-        "cluster_entropy": "entropy {:.2f}",
-    }
-    text = "  ".join(form.format(figures[name]) for name, form in parts.items() if name in figures)
-    return text.replace("  /", "/")

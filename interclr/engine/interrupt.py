@@ -1,0 +1,38 @@
+"""Ctrl-C and a scheduler's TERM: a run ends after its current step, with a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interruption:
+    """``asked`` becomes true with the first signal; a second one ends the run at once.
+
+    So does the first while a step is being compiled (``preparing``): a signal to the whole process group may end the
+    compiler's processes, and this one might wait for them for ever (suspected after a hang, not proven). There are four
+    steps to lose at most.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.preparing = False
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.asked or self.preparing:
+                raise KeyboardInterrupt
+            self.asked = True
+
+        try:
+            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: somebody else looks after signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
