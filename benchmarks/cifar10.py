@@ -1,7 +1,7 @@
 """Trains and measures the runs of a plan (benchmarks/cifar10.yaml), several at a time; one JSON record for each.
 
     python benchmarks/cifar10.py main --jobs 2 --set "data.root=/data"
-    python benchmarks/cifar10.py choices mocov2 mocov2-interclr --seeds 0,1 --until 1500
+    python benchmarks/cifar10.py choices-mocov2 plain paper + choices-byol plain --seeds 0,1 --until 1500
 
 Finished runs are skipped, failed ones are recorded and tried again by the next call, interrupted ones continue.
 ``benchmarks/cifar10_page.py`` makes docs/results.md of the records.
@@ -284,8 +284,8 @@ def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
             while waiting or running:
                 left = None if until is None or not waiting else until - (time.monotonic() - began)
                 in_time = left is None or left > 0
-                busy = {job.title for job in (*waiting, *running.values())}
-                ready = [job for job in waiting if in_time and job.parent not in busy]
+                busy = {job.key for job in (*waiting, *running.values())}
+                ready = [job for job in waiting if in_time and job.parent_key not in busy]
                 for job in ready[: runner.jobs - len(running)]:
                     waiting.remove(job)
                     running[pool.submit(runner.run, job)] = job
@@ -302,27 +302,41 @@ def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
 
 def to_do(runner: Runner, jobs: list[Job]) -> list[Job]:
     """Those without a finished record, and their parents where the checkpoint to go on from is gone."""
-    wanted = {job.title: job for job in jobs if not runner.finished(job)}
-    by_title = {job.title: job for job in jobs}
+    by_key = {job.key: job for job in jobs}
+    wanted = {job.key for job in jobs if not runner.finished(job)}
     for job in reversed(jobs):  # children first: a parent's own parent may be needed again as well
-        if job.title not in wanted:
+        if job.key not in wanted:
             record = runner.record(job)
             assert record is not None
             same = record["command"] == runner.command(job, (record["from"] or {}).get("step"))
             print(f"{job.title}: finished before" + ("" if same else ", with another command: remove it to run again"))
-        elif job.parent is not None and job.parent not in wanted and not runner.can_start(job):
+        elif job.parent is not None and job.parent_key not in wanted and not runner.can_start(job):
             print(f"{job.parent}: trained again, as {job.title} needs its checkpoint")
-            wanted[job.parent] = by_title[job.parent]
-    return [job for job in jobs if job.title in wanted]
+            wanted.add(by_key[job.group, job.parent].key)
+    return [job for job in jobs if job.key in wanted]
 
 
 def table(runner: Runner, jobs: list[Job]) -> str:
-    width = max(len(job.title) for job in jobs)
+    several = len({job.group for job in jobs}) > 1
+    names = [f"{job.group}/{job.title}" if several else job.title for job in jobs]
+    width = max(map(len, names))
     lines = []
-    for job in jobs:
+    for job, name in zip(jobs, names, strict=True):
         record = runner.record(job)
-        lines.append(f"{job.title:{width}}  {'not run' if record is None else line_of(record)}")
+        lines.append(f"{name:{width}}  {'not run' if record is None else line_of(record)}")
     return "\n".join(lines)
+
+
+def split_at_plus(words: list[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == "+":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    if not all(parts):
+        raise UserError("a + stands between two groups")
+    return parts
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -330,9 +344,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Train and measure the runs of a group of the plan.")
+    parser = argparse.ArgumentParser(description="Train and measure the runs of a group of the plan, or of several.")
     parser.add_argument("group")
-    parser.add_argument("runs", nargs="*", help="by default all of the group")
+    parser.add_argument("runs", nargs="*", help="by default all of the group; after a + another group and its runs")
     parser.add_argument("--seeds", default="", help="such as 0,1; by default the group's")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "cifar10", help="where the run folders lie")
@@ -347,7 +361,10 @@ def main(words: Sequence[str] | None = None) -> int:
         if not re.fullmatch(r"(\d+(,\d+)*)?", given.seeds):
             raise UserError(f"--seeds {given.seeds}: numbers with commas, such as 0,1")
         seeds = [int(seed) for seed in given.seeds.split(",") if seed]
-        jobs = jobs_of(read_plan(given.plan), given.group, given.runs, seeds, shlex.split(given.set))
+        plan, extra = read_plan(given.plan), shlex.split(given.set)
+        jobs: list[Job] = []
+        for group, *names in split_at_plus([given.group, *given.runs]):
+            jobs += [job for job in jobs_of(plan, group, names, seeds, extra) if job not in jobs]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -97,6 +97,14 @@ class Job:
     def parent(self) -> str | None:
         return None if self.entry.start is None else f"{self.entry.start.run}-s{self.seed}"
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.group, self.title
+
+    @property
+    def parent_key(self) -> tuple[str, str | None]:
+        return self.group, self.parent
+
     def portable(self) -> list[str]:
         """The overrides without what is true of one machine only."""
         absolute = ("data.root=", "data.source=/", 'data.source="/')

@@ -134,6 +134,34 @@ def test_children_wait_for_their_parents_and_no_more_run_than_asked_for(tmp_path
     assert fake.most == jobs
 
 
+def test_several_groups_share_a_queue_though_their_runs_have_equal_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = ["checkpoint.every_epochs=100", "checkpoint.keep=2"]
+    groups = {name: {"runs": CHAIN, "common": keeping, "seeds": [0]} for name in ("one", "two")}
+    started = list[tuple[str, str]]()
+
+    def run(self: Any, job: Any) -> None:
+        assert job.parent is None or job.parent_key in started
+        started.append(job.key)
+
+    monkeypatch.setattr(runner.Runner, "run", run)
+    places = [
+        "--plan",
+        str(plan_of(tmp_path, groups)),
+        "--work",
+        str(tmp_path / "work"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert runner.main(["one", "child", "+", "two", "other", "parent", "+", "one", "other", *places]) == 0
+    ones, twos = ["parent", "child", "other"], ["other", "parent"]
+    assert sorted(started) == sorted([("one", f"{n}-s0") for n in ones] + [("two", f"{n}-s0") for n in twos])
+    assert "two/parent-s0  not run" in capsys.readouterr().out
+    assert runner.main(["one", "+", *places]) == 2
+    assert "a + stands between two groups" in capsys.readouterr().err
+
+
 def test_nothing_is_started_after_the_time_is_over(tmp_path: Path) -> None:
     class Slow:
         jobs = 1
