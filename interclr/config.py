@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from interclr.data.views import Positive, View
+from interclr.data.view_parameters import Positive, View
 from interclr.intra import MethodConfig, MoCoConfig
 from interclr.learner import InterConfig, MarginKind
 from interclr.models import BackboneConfig

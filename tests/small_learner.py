@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from interclr import dist
 from interclr.config import Settings, settings_from
-from interclr.data.views import View, Views
+from interclr.data.view_parameters import View
+from interclr.data.views import Views
 from interclr.engine.build import build_learner
 from interclr.engine.step import Plan, TrainStep
 from interclr.learner import Learner

@@ -14,7 +14,8 @@ import torch
 
 from interclr.config import settings_from
 from interclr.data.synthetic import generate
-from interclr.data.views import View, Views, centre_crop
+from interclr.data.view_parameters import View
+from interclr.data.views import Views, centre_crop
 from interclr.engine.build import build_learner
 from interclr.engine.step import Plan, TrainStep
 from interclr.features import embed_all

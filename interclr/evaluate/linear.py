@@ -23,7 +23,8 @@ from interclr.data.reading import read_all
 from interclr.data.source import ArraySource, Source
 from interclr.data.stream import StreamLoader, in_order
 from interclr.data.subset import Subset
-from interclr.data.views import View, Views, centre_crop
+from interclr.data.view_parameters import View
+from interclr.data.views import Views, centre_crop
 from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels
 from interclr.evaluate.heads import Heads, Measured, best_rate
 from interclr.evaluate.plots import figure

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from interclr.data.canvas import CANVAS_STEP, Canvas, on_canvas
 from interclr.data.reading import read_all
-from interclr.data.views import View, Views, centre_crop
+from interclr.data.view_parameters import View
+from interclr.data.views import Views, centre_crop
 from interclr.types import Images
 
 from .made_images import SIZES, Drawn, Made

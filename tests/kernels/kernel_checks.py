@@ -14,7 +14,8 @@ from torch.nn.functional import normalize
 
 from interclr import kernels
 from interclr.bank import MemoryBank
-from interclr.data.views import ATTEMPTS, UNIFORMS, View, Views, parameters_from_uniforms
+from interclr.data.view_parameters import ATTEMPTS, UNIFORMS, View, parameters_from_uniforms
+from interclr.data.views import Views
 from interclr.labels.kmeans import kmeans, nearest_centroid
 from interclr.losses import cosines, margin_nce
 from interclr.samplers import SemiEasy, SemiHard
