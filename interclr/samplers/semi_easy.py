@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from interclr.samplers.base import PoolSampler
+from interclr.samplers.pool import PoolSampler
 from interclr.types import Config
 
 
