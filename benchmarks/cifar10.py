@@ -123,10 +123,9 @@ class Runner:
         self._call(["pretrain", *words, *["--resume"] * started], log, folder)
         if not Run(folder).finished:
             raise Interrupted if self.stopping else Failure("the training was stopped from outside")
-        for protocol in job.evaluate:
-            name, *settings = protocol.split()
-            if not (folder / "evaluate" / name / "result.json").exists():
-                self._call(["evaluate", name, str(folder), *settings], log, folder)
+        left = [each for each in job.evaluate if not (folder / "evaluate" / each.split()[0] / "result.json").exists()]
+        for names, settings in calls_of(left):
+            self._call(["evaluate", names, str(folder), *settings], log, folder)
 
     def _copy_start(self, job: Job, folder: Path) -> None:
         """The parent's checkpoint, and its metrics up to there, which are this run's as well."""
@@ -170,8 +169,8 @@ class Runner:
         if job.entry.start is not None:
             copy = f"cp PARENT/checkpoint/{'STEP' if step is None else f'step-{step:010d}'}.pt OUT/checkpoint/"
             commands = ["mkdir -p OUT/checkpoint", copy, *commands]
-        for name, *settings in (protocol.split() for protocol in job.evaluate):
-            commands.append(shlex.join(["interclr", "evaluate", name, "OUT", *settings]))
+        for names, settings in calls_of(job.evaluate):
+            commands.append(shlex.join(["interclr", "evaluate", names, "OUT", *settings]))
         return " && ".join(commands)
 
     def _describe(self, job: Job, error: str | None, seconds: float) -> Record:
@@ -211,6 +210,13 @@ class Runner:
             "peak_memory_bytes": result.get("peak_memory_bytes"),
             "epochs": by_epoch(metrics),
         }
+
+
+def calls_of(protocols: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Protocols and their settings; those without any are measured by one process."""
+    each = [(name, settings) for name, *settings in (protocol.split() for protocol in protocols)]
+    plain = ",".join(name for name, settings in each if not settings)
+    return [(plain, [])] * bool(plain) + [(name, settings) for name, settings in each if settings]
 
 
 def settings_of(job: Job, folder: Path) -> Record:

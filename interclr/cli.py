@@ -95,7 +95,10 @@ def config(words: Overrides = None) -> None:
 @app.command()
 def evaluate(
     protocol: Annotated[
-        str, typer.Argument(help="knn, linear, svm, low-shot, semi-supervised, detection, clusters, all")
+        str,
+        typer.Argument(
+            help="knn, linear, svm, low-shot, semi-supervised, detection, clusters; several with commas; all"
+        ),
     ],
     subject: Annotated[str, typer.Argument(help="Run folder, checkpoint, torchvision/NAME@WEIGHTS, timm/NAME, file.")],
     words: Annotated[list[str] | None, typer.Argument(help="Settings of the protocol: key=value …")] = None,
@@ -107,19 +110,23 @@ def evaluate(
     image_size: Annotated[int | None, typer.Option(help="Side of the input, for weights that are not a run's.")] = None,
     seed: Annotated[int, typer.Option(help="Of draws and heads.")] = 0,
 ) -> None:
-    """Measure a representation by one protocol of the paper, or by all that the data allow."""
+    """Measure a representation by protocols of the paper: one, several, or all that the data allow."""
     from interclr.engine.build import choose_device
     from interclr.evaluate import PROTOCOLS, Request
     from interclr.evaluate import evaluate as measure
     from interclr.screen import Screen
 
-    if protocol != "all" and protocol not in PROTOCOLS:
-        raise UserError(f"no protocol {protocol!r}; there are: {', '.join(PROTOCOLS)} and all")
-    if protocol == "all" and words:
-        raise UserError("settings belong to one protocol; evaluate all takes none")
-    names = list(PROTOCOLS) if protocol == "all" else [protocol]
+    names = list(PROTOCOLS) if protocol == "all" else list(dict.fromkeys(protocol.split(",")))
+    unknown = [name for name in names if name not in PROTOCOLS]
+    if unknown:
+        raise UserError(f"no protocol {unknown[0]!r}; there are: {', '.join(PROTOCOLS)} and all")
+    if len(names) > 1 and words:
+        raise UserError(f"settings belong to one protocol; evaluate {protocol} takes none")
     request = Request(subject, data, out, root, choose_device(device), backbone, image_size, seed)
-    measure(names, PROTOCOLS, request, words or [], Screen(console))
+    results = measure(names, PROTOCOLS, request, words or [], Screen(console))
+    missing = [name for name in names if name not in results]
+    if missing and protocol != "all":
+        raise UserError(f"not measured, for the reasons above: {', '.join(missing)}")
 
 
 @app.command("report")

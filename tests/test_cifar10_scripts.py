@@ -197,6 +197,12 @@ def again(folder: Path, plan: Path, *words: str) -> str:
     return said.getvalue()
 
 
+def test_protocols_without_settings_share_a_process() -> None:
+    assert runner.calls_of(["knn", "linear epochs=5", "low-shot"]) == [("knn,low-shot", []), ("linear", ["epochs=5"])]
+    assert runner.calls_of(["knn k=5"]) == [("knn", ["k=5"])]
+    assert runner.calls_of([]) == []
+
+
 def test_a_run_leaves_a_record_of_everything(ran: tuple[Path, str]) -> None:
     folder, said = ran
     record = record_at(folder, "parent-s0")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -210,6 +211,14 @@ def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
     assert call("evaluate", "knn", str(run), "k=3").code == 0
     assert (run / "evaluate" / "knn" / "result.json").exists()
     assert "no protocol 'kn'" in call("evaluate", "kn", str(run)).err
+    assert call("evaluate", "clusters,knn", str(run)).code == 0
+    assert (run / "evaluate" / "clusters" / "result.json").exists()
+    assert json.loads((run / "evaluate" / "knn" / "result.json").read_text())["figures"]["k"] != 3  # measured again
+    answer = call("evaluate", "knn,detection", str(run))
+    assert answer.code == 2
+    assert "not measured, for the reasons above: detection" in answer.err
+    assert "no protocol 'x'" in call("evaluate", "knn,x", str(run)).err
+    assert "settings belong to one protocol" in call("evaluate", "knn,clusters", str(run), "k=3").err
     assert call("embed", str(run), "synthetic:12", str(tmp_path / "features.safetensors")).code == 0
     assert len((tmp_path / "features.names.txt").read_text().splitlines()) == 12
     assert call("export", str(run), str(tmp_path / "weights.safetensors")).code == 0
