@@ -94,7 +94,7 @@ class Runner:
     def run(self, job: Job) -> Record:
         """Train, measure, record. Raises ``Interrupted`` where there is nothing to record yet."""
         began, error = time.monotonic(), None
-        print(f"{job.title}: started", flush=True)
+        print(f"{job.key}: started", flush=True)
         try:
             self._train_and_measure(job)
         except Failure as failure:
@@ -104,21 +104,21 @@ class Runner:
             place = self.out / job.group / f"{job.title}.json"
             place.parent.mkdir(parents=True, exist_ok=True)
             write_text(place, as_json(record))
-        print(f"{job.title}: {line_of(record)}", flush=True)
+        print(f"{job.key}: {line_of(record)}", flush=True)
         return record
 
     def _train_and_measure(self, job: Job) -> None:
         folder = self.folder(job)
         log, about = folder.with_name(f"{folder.name}.log"), folder / "command.txt"
         started = bool(checkpoint.find(folder / "checkpoint"))
-        if not (started and about.exists() and about.read_text() == self.command(job)):
+        if not (started and about.exists() and about.read_text() == self.training_command(job)):
             shutil.rmtree(folder, ignore_errors=True)  # of other settings, or without anything to go on from
             started = False
         folder.mkdir(parents=True, exist_ok=True)
         if not started and job.entry.start is not None:
             self._copy_start(job, folder)
             started = True
-        about.write_text(self.command(job))
+        about.write_text(self.training_command(job))
         words = [job.entry.recipe, *job.overrides, f"seed={job.seed}", "--no-report", "--out", str(folder)]
         self._call(["pretrain", *words, *["--resume"] * started], log, folder)
         if not Run(folder).finished:
@@ -164,14 +164,18 @@ class Runner:
 
     def command(self, job: Job, step: int | None = None) -> str:
         """What to type for the same run, with OUT for its folder and PARENT for that of the run it continues."""
-        words = ["interclr", "pretrain", job.entry.recipe, *job.portable(), f"seed={job.seed}", "--no-report"]
-        commands = [shlex.join([*words, "--out", "OUT", *["--resume"] * (job.entry.start is not None)])]
-        if job.entry.start is not None:
-            copy = f"cp PARENT/checkpoint/{'STEP' if step is None else f'step-{step:010d}'}.pt OUT/checkpoint/"
-            commands = ["mkdir -p OUT/checkpoint", copy, *commands]
+        commands = [self.training_command(job, step)]
         for names, settings in calls_of(job.evaluate):
             commands.append(shlex.join(["interclr", "evaluate", names, "OUT", *settings]))
         return " && ".join(commands)
+
+    def training_command(self, job: Job, step: int | None = None) -> str:
+        words = ["interclr", "pretrain", job.entry.recipe, *job.portable(), f"seed={job.seed}", "--no-report"]
+        command = shlex.join([*words, "--out", "OUT", *["--resume"] * (job.entry.start is not None)])
+        if job.entry.start is None:
+            return command
+        copy = f"cp PARENT/checkpoint/{'STEP' if step is None else f'step-{step:010d}'}.pt OUT/checkpoint/"
+        return f"mkdir -p OUT/checkpoint && {copy} && {command}"
 
     def _describe(self, job: Job, error: str | None, seconds: float) -> Record:
         folder, start = self.folder(job), job.entry.start
@@ -308,28 +312,25 @@ def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
 
 def to_do(runner: Runner, jobs: list[Job]) -> list[Job]:
     """Those without a finished record, and their parents where the checkpoint to go on from is gone."""
-    by_key = {job.key: job for job in jobs}
     wanted = {job.key for job in jobs if not runner.finished(job)}
     for job in reversed(jobs):  # children first: a parent's own parent may be needed again as well
         if job.key not in wanted:
             record = runner.record(job)
             assert record is not None
             same = record["command"] == runner.command(job, (record["from"] or {}).get("step"))
-            print(f"{job.title}: finished before" + ("" if same else ", with another command: remove it to run again"))
-        elif job.parent is not None and job.parent_key not in wanted and not runner.can_start(job):
-            print(f"{job.parent}: trained again, as {job.title} needs its checkpoint")
-            wanted.add(by_key[job.group, job.parent].key)
+            print(f"{job.key}: finished before" + ("" if same else ", with another command: remove it to run again"))
+        elif job.parent_key is not None and job.parent_key not in wanted and not runner.can_start(job):
+            print(f"{job.parent_key}: trained again, as {job.key} needs its checkpoint")
+            wanted.add(job.parent_key)
     return [job for job in jobs if job.key in wanted]
 
 
 def table(runner: Runner, jobs: list[Job]) -> str:
-    several = len({job.group for job in jobs}) > 1
-    names = [f"{job.group}/{job.title}" if several else job.title for job in jobs]
-    width = max(map(len, names))
+    width = max(len(job.key) for job in jobs)
     lines = []
-    for job, name in zip(jobs, names, strict=True):
+    for job in jobs:
         record = runner.record(job)
-        lines.append(f"{name:{width}}  {'not run' if record is None else line_of(record)}")
+        lines.append(f"{job.key:{width}}  {'not run' if record is None else line_of(record)}")
     return "\n".join(lines)
 
 
@@ -381,7 +382,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print("interrupted; the same call continues", file=sys.stderr)
         return 130
     if left:
-        print(f"left out, as {given.until:.0f} s are over: {', '.join(job.title for job in left)}")
+        print(f"left out, as {given.until:.0f} s are over: {', '.join(job.key for job in left)}")
     print(table(runner, jobs))
     return int(any("error" in (runner.record(job) or {}) for job in jobs))
 

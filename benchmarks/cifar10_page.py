@@ -406,8 +406,9 @@ def page(groups: list[Results], failed: list[Record], plan: dict[str, Group]) ->
         "# Results on CIFAR-10",
         "",
         "Written by `benchmarks/cifar10_page.py` from the records in `results/cifar10`: one for each run, with its",
-        "settings, figures of every epoch and the command that repeats it. `benchmarks/cifar10.yaml` lists the runs,",
-        "`python benchmarks/cifar10.py GROUP` makes them. None is left out: those that failed stand at the end.",
+        "settings, figures of every epoch, and the commit and the command that repeat it. `benchmarks/cifar10.yaml`",
+        "lists the runs, `python benchmarks/cifar10.py GROUP` makes them. None is left out: those that failed stand at",
+        "the end.",
         "",
     ]
     missing = [group for group in plan if group not in {results.group for results in groups}]

@@ -98,12 +98,12 @@ class Job:
         return None if self.entry.start is None else f"{self.entry.start.run}-s{self.seed}"
 
     @property
-    def key(self) -> tuple[str, str]:
-        return self.group, self.title
+    def key(self) -> str:
+        return f"{self.group}/{self.title}"
 
     @property
-    def parent_key(self) -> tuple[str, str | None]:
-        return self.group, self.parent
+    def parent_key(self) -> str | None:
+        return None if self.parent is None else f"{self.group}/{self.parent}"
 
     def portable(self) -> list[str]:
         """The overrides without what is true of one machine only."""

@@ -2,7 +2,7 @@
 
     python benchmarks/lightly_cifar10.py --precision bf16 --root DATA --out lightly.json --ours cifar.json
 
-``--ours`` first runs ``interclr bench cifar`` on the same images and says how many times faster ours is.
+``--ours`` first runs ``interclr bench cifar``, on the same images, and says how many times faster it is.
 
 The settings are those of ``docs/source/getting_started/benchmarks/cifar10_benchmark.py`` of lightly-ai/lightly since
 July 2023 (pull request 1325: BYOL's own views; the file at the tag 1.6.0 itself was not at hand), built of lightly's
@@ -175,7 +175,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def measure_ours(report: Path, root: Path | None, quick: bool) -> float:
     """Images per second of our plain MoCo, by ``interclr bench cifar``, which is another process."""
     words = ["bench", "cifar", "--out", str(report), *(["--root", str(root)] if root else []), *["--quick"] * quick]
-    subprocess.run([sys.executable, "-m", "interclr.cli", *words], check=True)
+    if subprocess.run([sys.executable, "-m", "interclr.cli", *words]).returncode:
+        sys.exit("interclr bench cifar failed, see above")
     first = json.loads(report.read_text())["results"]["cifar"][0]
     return float(first["images_per_second"]["median"])
 
@@ -197,12 +198,14 @@ def main() -> None:
     add("--ours", type=Path, help="measure interclr as well, before: its JSON file to write (moco only)")
     add("--quick", action="store_true", help="ours in small, to see that it works")
     options = parser.parse_args()
+    same = (options.method, options.batch, options.precision, options.limit) == ("moco", 512, "bf16", 50_000)
+    if options.ours is not None and not options.quick and not (same and options.root):
+        parser.error("--ours goes with moco, --batch 512, --precision bf16 and --root: nothing else can be compared")
     if MISSING is not None:
         parser.exit(2, f"{MISSING} is missing; run: pip install 'interclr[peers]'\n")
-    if options.ours is not None and (options.method, options.batch) != ("moco", 512) and not options.quick:
-        parser.error("--ours measures moco with batches of 512: nothing else can be compared with it")
+    for path in (options.out, options.ours or options.out):
+        path.parent.mkdir(parents=True, exist_ok=True)
     ours = None if options.ours is None else measure_ours(options.ours, options.root, options.quick)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         folder = options.data or Path(place) / "images"
         if not folder.exists():

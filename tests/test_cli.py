@@ -216,7 +216,9 @@ def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
     assert json.loads((run / "evaluate" / "knn" / "result.json").read_text())["figures"]["k"] != 3  # measured again
     answer = call("evaluate", "knn,detection", str(run))
     assert answer.code == 2
-    assert "not measured, for the reasons above: detection" in answer.err
+    assert "detection: synthetic" in answer.err
+    assert "has no boxes" in answer.err
+    assert not (run / "evaluate" / "all.json").exists()  # which belongs to evaluate all
     assert "no protocol 'x'" in call("evaluate", "knn,x", str(run)).err
     assert "settings belong to one protocol" in call("evaluate", "knn,clusters", str(run), "k=3").err
     assert call("embed", str(run), "synthetic:12", str(tmp_path / "features.safetensors")).code == 0

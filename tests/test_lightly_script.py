@@ -22,9 +22,10 @@ def test_help_works_without_lightly() -> None:
     assert "--method {moco,byol}" in done.stdout
 
 
-def test_only_the_same_work_is_compared(tmp_path: Path) -> None:
-    pytest.importorskip("lightly")
-    done = run("--method", "byol", "--out", str(tmp_path / "theirs.json"), "--ours", str(tmp_path / "ours.json"))
+@pytest.mark.parametrize("more", [[], ["--root", "x", "--method", "byol"], ["--root", "x", "--precision", "fp32"]])
+def test_only_the_same_work_is_compared(tmp_path: Path, more: list[str]) -> None:
+    places = ["--out", str(tmp_path / "theirs.json"), "--ours", str(tmp_path / "ours.json")]
+    done = run("--precision", "bf16", *places, *more)
     assert done.returncode == 2
     assert "nothing else can be compared" in done.stderr
 

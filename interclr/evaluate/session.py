@@ -51,8 +51,12 @@ def evaluate(
     request: Request,
     overrides: list[str],
     screen: Screen,
+    whole: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Run protocols by name; with several, one that the data do not allow is named with the reason and passed over."""
+    """Run protocols by name; one that the data do not allow does not keep the others from being run.
+
+    As a ``whole`` it is passed over with a warning, and there is a table of all; otherwise it is an error, at the end.
+    """
     subject = open_subject(request.subject, request.backbone, request.image_size)
     folder = Path(request.subject)
     out = request.out or ((folder if folder.is_dir() else Path()) / "evaluate")
@@ -75,14 +79,17 @@ def evaluate(
             if len(names) == 1:
                 raise
             passed_over[name] = str(error)
-            screen.warn(f"{name}: {error}")
+            if whole:
+                screen.warn(f"{name}: {error}")
             if not any(place.iterdir()):
                 place.rmdir()
             continue
         seconds = round(time.monotonic() - started, 2)
         screen.say(f"{name}: {seconds:.1f} s; results in {place}")
         _predictions_as_json(place)
-    if len(names) > 1:
+    if passed_over and not whole:
+        raise UserError("; ".join(f"{name}: {reason}" for name, reason in passed_over.items()))
+    if whole:
         _table_of_all(results, passed_over, subject, out, screen)
     return results
 

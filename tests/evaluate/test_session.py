@@ -62,12 +62,19 @@ def test_the_clusters_are_the_runs_own(run: Path, tmp_path: Path) -> None:
 
 
 def test_all_says_what_the_data_do_not_allow(run: Path, tmp_path: Path) -> None:
-    figures = measure(["knn", "detection"], str(run), out=tmp_path)
+    figures = evaluate(["knn", "detection"], PROTOCOLS, Request(str(run), out=tmp_path), [], QUIET, whole=True)
     assert list(figures) == ["knn"]
     page = (tmp_path / "all.md").read_text()
     assert "Not run: detection" in page
     assert "boxes" in page
     assert "the paper's own" in page
+
+
+def test_of_several_one_that_fails_is_an_error_after_the_others(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"detection: .* boxes"):
+        measure(["detection", "knn"], str(run), out=tmp_path)
+    assert (tmp_path / "knn" / "result.json").exists()
+    assert not (tmp_path / "all.json").exists()
 
 
 def test_a_folder_without_a_test_split_lends_a_fifth_of_every_class(run: Path, tmp_path: Path) -> None:
