@@ -46,13 +46,8 @@ def bench_step(options: Options) -> Iterator[Result]:
     """Step with the inter branch ÷ plain step: NPIDv2, BYOL, MoCov2."""
     methods = ("npidv2", "byol", "mocov2")
     if options.quick:
-        small = [
-            "data.batch=16",
-            "model.backbone=resnet8",
-            "model.width=16",
-            "inter.clusters=8",
-            "inter.sampler.negatives=16",
-        ]
+        inter = ["inter.clusters=8", "inter.sampler={name: semi_hard, negatives: 16}"]
+        small = ["data.batch=16", "model.backbone=resnet8", "model.width=16", *inter]
         yield measure_branch(
             "cifar10-mocov2", [*small, *options.overrides], options.device, options.screen, 500, 32, 2, 2
         )
