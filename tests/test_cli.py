@@ -28,7 +28,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
     def run(*words: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["interclr", *words])
-        monkeypatch.setattr(cli.console, "file", None, raising=False)
+        monkeypatch.setattr(cli.console, "_file", None)  # whatever stdout is by then
         try:
             cli.main()
             code = 0
