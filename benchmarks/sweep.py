@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
-def run(folder: Path, recipe: str, overrides: str, common: list[str]) -> dict[str, object]:
+def run(folder: Path, recipe: str, overrides: str, common: list[str], jobs: int) -> dict[str, object]:
     name = overrides.replace(" ", "_").replace("/", "-") or "as-is"
     out = folder / f"{recipe}@{name}"
     command = [sys.executable, "-m", "interclr.cli", "pretrain", recipe, *common, *overrides.split(), "--out", str(out)]
@@ -21,7 +22,10 @@ def run(folder: Path, recipe: str, overrides: str, common: list[str]) -> dict[st
     result = out / "result.json"
     if done.returncode or not result.exists():
         return {"recipe": recipe, "overrides": overrides, "error": done.stderr.strip()[-400:]}
-    return {"recipe": recipe, "overrides": overrides} | json.loads(result.read_text())
+    typed = shlex.join(["interclr", "pretrain", recipe, *common, *overrides.split()])
+    return (
+        {"recipe": recipe, "overrides": overrides} | json.loads(result.read_text()) | {"command": typed, "jobs": jobs}
+    )
 
 
 def main() -> None:
@@ -34,7 +38,7 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     jobs = [(recipe, text) for recipe in given.recipes.split(",") for text in given.overrides]
     with ThreadPoolExecutor(given.jobs) as pool:
-        rows = list(pool.map(lambda job: run(given.out, *job, given.common.split()), jobs))
+        rows = list(pool.map(lambda job: run(given.out, *job, given.common.split(), given.jobs), jobs))
     for row in rows:
         if "error" in row:
             print(f"{row['recipe']} {row['overrides']}: {row['error']}")
