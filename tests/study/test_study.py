@@ -155,8 +155,8 @@ def test_multiples_of_a_given_number_need_no_data() -> None:
 
 
 def test_multiples_stay_within_the_pool() -> None:
-    cells = plan(open_studies("negatives")["negatives"], None, 1, (0,), "synthetic:1100", ["engine.device=cpu"])
-    assert [cell.x for cell in cells] == [2, 8, 32, 110]
+    cells = plan(open_studies("negatives")["negatives"], None, 1, (0,), "synthetic:330", ["engine.device=cpu"])
+    assert [cell.x for cell in cells] == [1, 4, 16, 33]
 
 
 def test_the_recipes_number_of_negatives_survives_another_sampler() -> None:
