@@ -61,10 +61,27 @@ class Results:
         mine, other = self.values(run, measure), self.values(baseline, measure)
         return [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
 
+    def twin(self, run: str) -> str | None:
+        """The run that differs from ``run`` by having no inter branch, where there is one."""
+        branch, work = inter_and_work(self.runs[run])
+        if branch is None:
+            return None
+        return next((other for other in self.runs if inter_and_work(self.runs[other]) == (None, work)), None)
+
     @property
     def pairs(self) -> list[str]:
         """Methods of which both ways have finished runs."""
         return [run for run in self.runs if f"{run}{INTER}" in self.runs]
+
+
+def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
+    """The settings of a run's inter branch, and all others that change what is computed."""
+    settings = next(iter(by_seed.values()))["settings"]
+    method = (
+        {"bank_start": "random"} | settings["method"] if settings["method"]["name"] == "npidv2" else settings["method"]
+    )
+    data = [settings["data"].get(key) for key in ("batch", "hold_out", "image_size")]
+    return settings["inter"], [method, data, *(settings[key] for key in ("model", "optimiser", "schedule", "views"))]
 
 
 # Figures of a record.
@@ -258,13 +275,17 @@ def group_section(results: Results) -> list[str]:
             str(len(by_seed)),
             results.cell(run, KNN),
             "baseline" if run == baseline else change(results.differences(run, baseline, KNN)),
+            "" if (twin := results.twin(run)) is None else f"{change(results.differences(run, twin, KNN))} ({twin})",
             results.cell(run, figure("purity"), ".3f"),
             results.cell(run, field("seconds"), ".0f"),
             either(note_of(record) for record in by_seed.values()),
         )
         for run, by_seed in results.runs.items()
     ]
-    header = ("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "purity", "seconds", "note")
+    header = (
+        *("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "by the inter branch (minus which)", "purity", "seconds"),
+        "note",
+    )
     lines = [f"## {results.group}", "", *conditions(results), *rows_of(header, table)]
     if compared(results):
         lines += [f"![k-NN minus that of {baseline}](images/{picture_of(results)})", ""]

@@ -291,7 +291,15 @@ def record(name: str, seed: int, knn: float, group: str = "main", **more: Any) -
         "versions": {"torch": "2.11"},
         "machine": "GPU",
         "jobs": 2,
-        "settings": {"data": {"hold_out": 0 if group == "main" else 5000}, "schedule": {"epochs": 200}},
+        "settings": {
+            "data": {"hold_out": 0 if group == "main" else 5000},
+            "schedule": {"epochs": 200},
+            "inter": {"clusters": 9} if name.endswith("-interclr") else None,
+            "method": {"name": "npidv2" if name.startswith("npidv2") else "mocov2"},
+            "optimiser": {"base_lr": 0.06},
+            "model": {},
+            "views": [],
+        },
         "measured_on": "test" if group == "main" else "held-out",
         "figures": {"knn": knn, "knn_k": 200, "knn_temperature": 0.1},
         "seconds": 100.0 + seed,
@@ -344,7 +352,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     records += [record("mocov2", 0, 80.0, "choices"), record("mocov2-interclr", 0, 79.0, "choices")]
     records[-1]["figures"]["purity"] = 0.61
     records[-1]["from"] = {"run": "mocov2", "epoch": 25, "step": 4375}
-    records += [record("unplanned", 1, 81.0, "choices"), record("npidv2", 1, 0, error="out of\nmemory | really")]
+    fast = [record("fast", 0, 82.0, "choices"), record("fast-interclr", 0, 82.5, "choices")]
+    for made in fast:
+        made["settings"]["optimiser"] = {"base_lr": 0.12}
+    records += [*fast, record("unplanned", 1, 81.0, "choices"), record("npidv2", 1, 0, error="out of\nmemory | really")]
     return folder, page_of(folder, records)
 
 
@@ -391,8 +402,10 @@ def test_other_groups_are_compared_with_their_first_run_and_nothing_is_dropped(w
     section = text.partition("## choices")[2].partition("## Time")[0]
     assert cells(section, "mocov2")[0][3] == "baseline"
     (child,) = cells(section, "mocov2-interclr")
-    assert child[3:5] == ["-1.00 ± –", "0.610 ± –"]
-    assert child[6] == "continues mocov2 from epoch 25"
+    assert child[3:6] == ["-1.00 ± –", "-1.00 ± – (mocov2)", "0.610 ± –"]
+    assert child[7] == "continues mocov2 from epoch 25"
+    assert cells(section, "fast-interclr")[0][3:5] == ["+2.50 ± –", "+0.50 ± – (fast)"]  # not with the slow one
+    assert cells(section, "fast")[0][3:5] == ["+2.00 ± –", ""]
     assert cells(section, "unplanned")[0][2:4] == ["81.00 ± –", "–"]  # no common seed
     assert "out of memory \\| really" in text.partition("## Runs that failed")[2]
     for name in ("cifar10-main.png", "cifar10-choices.png"):
