@@ -43,6 +43,8 @@ def test_quick_benches_from_the_command_line(tmp_path: Path) -> None:
     assert sum(shares.values()) == pytest.approx(1, abs=0.05)  # medians of parts need not add up exactly
     inside = shares["encoders forward"] + shares["losses forward"] + shares["backward"]
     assert results["cpu"]["outside_forward_backward"] == pytest.approx(1 - inside, abs=0.05)
+    low, high = results["cpu"]["outside_range"]
+    assert low < results["cpu"]["outside_of_all_steps_together"] < high
     for what, _ in lines_of(report):
         assert what.split(":")[0] in result.output
 

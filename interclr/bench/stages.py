@@ -93,12 +93,14 @@ def measure_stages(prepared: Prepared, steps: int, screen: Screen) -> dict[str, 
             progress(number + 1, steps + WARM)
     shares = {name: statistics.median(r.get(name, 0.0) for r in rounds) for name in rounds[0] if name != "step"}
     outside = [1 - sum(r.get(name, 0.0) for name in FORWARD_BACKWARD) for r in rounds]
+    together = sum(share * r["step"] for share, r in zip(outside, rounds, strict=True)) / sum(r["step"] for r in rounds)
     return {
         "steps": steps,
         "threads": torch.get_num_threads(),
         "milliseconds_per_step": 1e3 * statistics.median(r["step"] for r in rounds),
         "shares": shares,
         "outside_forward_backward": statistics.median(outside),
+        "outside_of_all_steps_together": together,  # with those that repair clusters
         "outside_range": [min(outside), max(outside)],
     }
 
