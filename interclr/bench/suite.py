@@ -209,8 +209,8 @@ def lines_of(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [(f"inter branch alone, N = {size}", f"{milliseconds} ms") for size, milliseconds in growth]
     if "cpu" in results:
         row = results["cpu"]
-        lines.append(("CPU step outside forward/backward, median", f"{100 * row['outside_forward_backward']:.1f} %"))
-        lines.append(("CPU, all steps together", f"{100 * row['outside_of_all_steps_together']:.1f} %"))
+        lines.append(("CPU step outside forward/backward", f"{100 * row['outside_forward_backward']:.1f} %"))
+        lines.append(("of all steps together", f"{100 * row['outside_of_all_steps_together']:.1f} %"))
         lines += [(f"  {name}", f"{100 * share:.1f} %") for name, share in row["shares"].items()]
     return lines
 
