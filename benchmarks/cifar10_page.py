@@ -77,9 +77,7 @@ class Results:
 def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     """The settings of a run's inter branch, and all others that change what is computed."""
     settings = next(iter(by_seed.values()))["settings"]
-    method = (
-        {"bank_start": "random"} | settings["method"] if settings["method"]["name"] == "npidv2" else settings["method"]
-    )
+    method = {"bank_start": "random"} | settings["method"]  # which older records do not say
     data = [settings["data"].get(key) for key in ("batch", "hold_out", "image_size")]
     return settings["inter"], [method, data, *(settings[key] for key in ("model", "optimiser", "schedule", "views"))]
 
