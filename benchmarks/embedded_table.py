@@ -117,8 +117,8 @@ def main() -> None:
         "How these settings came about: about 60 short runs of the plain recipes and nine of MoCov2-InterCLR (margin,",
         "sampler, clusters, weight, warm-up) were compared on this same test split; none of the nine was clearly",
         "better, so none was kept. The figures are thus flattered, the plain ones more. Later two settings that save",
-        "time on a CPU were compared in the same way. 64 negatives are now what `auto` means; repairing clusters between",
-        "epochs only is the default's alone, not that of the ten recipes above:",
+        "time on a CPU were compared in the same way. 64 negatives are now what `auto` means; repairing clusters",
+        "between epochs only is the default's alone, not that of the ten recipes above:",
         "",
         *default_settings(),
     ]
