@@ -226,7 +226,8 @@ class _FineTuning:
         batches = self._batches(len(losses) * steps, epochs * steps)
         what = f"fine-tuning on {self.part.name}, {len(self.part.rows):,} images"
         cuda = [device] if device.type == "cuda" else []
-        repeatable = torch.backends.cudnn.flags(benchmark=False, deterministic=True)
+        # Without enabled=True this would switch cuDNN off altogether.
+        repeatable = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)
         with self.context.screen.working(what) as progress, torch.random.fork_rng(cuda), repeatable:
             for epoch in range(len(losses), epochs):
                 factor = self.protocol.rate(epoch)

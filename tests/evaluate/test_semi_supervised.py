@@ -92,6 +92,20 @@ def test_fine_tuning_learns_and_leaves_the_subject_alone(tmp_path: Path) -> None
     assert (context.out / "semi-supervised.png").stat().st_size > 0
 
 
+def test_cudnn_is_used_and_repeatable_while_training(tmp_path: Path) -> None:
+    seen: list[tuple[str, tuple[bool, bool]]] = []
+
+    class Watching(Screen):
+        @contextmanager
+        def working(self, what: str) -> Iterator[Callable[[int, int], None]]:
+            cudnn = torch.backends.cudnn
+            yield lambda done, total: seen.append((what.split()[0], (cudnn.enabled, cudnn.deterministic)))
+
+    context = tiny_subject.context(tmp_path, Watching(quiet=True))
+    SemiSupervised(fractions=(0.1,), epochs=1).run(tiny_subject.subject(), tiny_subject.synthetic(200, 40), context)
+    assert {state for what, state in seen if what == "fine-tuning"} == {(True, True)}
+
+
 def test_settings_of_the_paper() -> None:
     protocol = SemiSupervised()
     assert [protocol.rate(epoch) for epoch in (0, 11, 12, 15, 16, 19)] == pytest.approx([1, 1, 0.2, 0.2, 0.04, 0.04])
