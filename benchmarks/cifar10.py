@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +57,7 @@ class Interrupted(Exception):
 class Runner:
     def __init__(self, work: Path, out: Path, jobs: int) -> None:
         self.work, self.out, self.jobs = work, out, jobs
+        self.starts: dict[str, list[int]] = {}  # finished runs that are trained again, up to which epochs
         self.stopping = False
         self.processes: set[subprocess.Popen[str]] = set()
         self.lock = threading.Lock()
@@ -74,15 +76,15 @@ class Runner:
     def start_step(self, job: Job) -> int:
         """The step of the parent's checkpoint from which ``job`` goes on."""
         assert job.entry.start is not None
-        parent = Run(self.folder(job, job.parent))
-        if not parent.finished:
-            raise Failure(f"{job.parent}, which this run continues, has not finished")
-        return int(job.entry.start.epoch * (parent.result["images"] // int(parent.settings.data.batch)))
+        step = step_of(self.folder(job, job.parent), job.entry.start.epoch)
+        if step is None:
+            raise Failure(f"{job.parent}, which this run continues, has not been trained")
+        return step
 
     def start_checkpoint(self, job: Job) -> Path:
-        path = self.folder(job, job.parent) / "checkpoint" / f"step-{self.start_step(job):010d}.pt"
+        path = checkpoint_at(self.folder(job, job.parent), self.start_step(job))
         if not path.exists():
-            raise Failure(f"{job.parent} has not kept {path.name}: raise its checkpoint.keep")
+            raise Failure(f"{job.parent} has no {path.name}: it did not get there, or its checkpoint.keep is too small")
         return path
 
     def can_start(self, job: Job) -> bool:
@@ -91,23 +93,32 @@ class Runner:
         except Failure:
             return False
 
+    def is_again(self, job: Job) -> bool:
+        """Whether the parent here is not the one of the record, but trained again for its checkpoint."""
+        return not Run(self.folder(job, job.parent)).finished
+
     def run(self, job: Job) -> Record:
         """Train, measure, record. Raises ``Interrupted`` where there is nothing to record yet."""
         began, error = time.monotonic(), None
         print(f"{job.key}: started", flush=True)
         try:
-            self._train_and_measure(job)
+            self._train(job)
+            if job.key not in self.starts:
+                self._measure(job)
         except Failure as failure:
             error = str(failure)
+        found = self.record(job)
+        if found is not None and "error" not in found:  # trained again: the record stays as it was
+            print(f"{job.key}: {error or 'trained again as far as needed'}", flush=True)
+            return found
         record = self._describe(job, error, time.monotonic() - began)
-        if not self.finished(job):  # the record of a parent that is trained again stays as it was
-            place = self.out / job.group / f"{job.title}.json"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_text(place, as_json(record))
+        place = self.out / job.group / f"{job.title}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, as_json(record))
         print(f"{job.key}: {line_of(record)}", flush=True)
         return record
 
-    def _train_and_measure(self, job: Job) -> None:
+    def _train(self, job: Job) -> None:
         folder = self.folder(job)
         log, about = folder.with_name(f"{folder.name}.log"), folder / "command.txt"
         started = bool(checkpoint.find(folder / "checkpoint"))
@@ -120,9 +131,18 @@ class Runner:
             started = True
         about.write_text(self.training_command(job))
         words = [job.entry.recipe, *job.overrides, f"seed={job.seed}", "--no-report", "--out", str(folder)]
-        self._call(["pretrain", *words, *["--resume"] * started], log, folder)
-        if not Run(folder).finished:
+
+        def enough() -> bool:
+            steps = [step_of(folder, epoch) for epoch in self.starts.get(job.key, [])]
+            return bool(steps) and all(step is not None and checkpoint_at(folder, step).exists() for step in steps)
+
+        self._call(["pretrain", *words, *["--resume"] * started], log, folder, enough)
+        if not enough() and not Run(folder).finished:
             raise Interrupted if self.stopping else Failure("the training was stopped from outside")
+
+    def _measure(self, job: Job) -> None:
+        folder = self.folder(job)
+        log = folder.with_name(f"{folder.name}.log")
         left = [each for each in job.evaluate if not (folder / "evaluate" / each.split()[0] / "result.json").exists()]
         for names, settings in calls_of(left):
             self._call(["evaluate", names, str(folder), *settings], log, folder)
@@ -135,7 +155,8 @@ class Runner:
         lines = [line for line in Run(source.parent.parent).metrics if line["step"] <= self.start_step(job)]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
-    def _call(self, words: list[str], log: Path, folder: Path) -> None:
+    def _call(self, words: list[str], log: Path, folder: Path, enough: Callable[[], bool] = lambda: False) -> None:
+        """Run the command line to its end, or until there is ``enough``."""
         command = [sys.executable, "-m", "interclr.cli", *words]
         with open(log, "a") as output:
             with self.lock:
@@ -146,12 +167,19 @@ class Runner:
                     command, stdout=output, stderr=subprocess.PIPE, text=True, start_new_session=True
                 )
                 self.processes.add(process)
-            errors = process.communicate()[1]
+            errors, asked = None, False
+            while errors is None:
+                try:
+                    errors = process.communicate(timeout=0.5)[1]
+                except subprocess.TimeoutExpired:
+                    if not asked and enough():
+                        process.terminate()
+                        asked = True
             self.processes.discard(process)
             output.write(errors)
         if process.returncode and self.stopping:
             raise Interrupted
-        if process.returncode:
+        if process.returncode and not asked:
             text = errors.strip().replace(str(folder), "OUT").replace(f"{ROOT}/", "")
             raise Failure(text[-ERROR_LENGTH:] or f"{words[0]} ended with {process.returncode}")
 
@@ -191,13 +219,14 @@ class Runner:
             "recipe": job.entry.recipe,
             "overrides": job.portable(),
             "note": job.entry.note,
-            "from": None if start is None else start.model_dump() | {"step": step},
+            "from": None if start is None else start.model_dump() | {"step": step, "again": self.is_again(job)},
             "command": self.command(job, step),
             "commit": about["commit"],
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {name: about[name] for name in ("torch", "torchvision", "python")},
             "machine": about["machine"],
-            "jobs": self.jobs,  # runs at a time on this machine: what the times depend on
+            "jobs": self.jobs,  # runs at a time on this machine, and whether their kernels do: what the times depend on
+            "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
             "settings": settings_of(job, folder),
         }
         record["measured_on"] = "held-out" if record["settings"]["data"]["hold_out"] else "test"
@@ -214,6 +243,17 @@ class Runner:
             "peak_memory_bytes": result.get("peak_memory_bytes"),
             "epochs": by_epoch(metrics),
         }
+
+
+def step_of(folder: Path, epoch: int) -> int | None:
+    """The step at the end of ``epoch`` of the run in ``folder``; None while it has not logged any."""
+    path = folder / "metrics.jsonl"
+    lines = [line for line in (Run(folder).metrics if path.exists() else []) if line["epoch"] > 0]
+    return epoch * round(lines[-1]["step"] / lines[-1]["epoch"]) if lines else None
+
+
+def checkpoint_at(folder: Path, step: int) -> Path:
+    return folder / "checkpoint" / f"step-{step:010d}.pt"
 
 
 def calls_of(protocols: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -313,16 +353,18 @@ def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
 def to_do(runner: Runner, jobs: list[Job]) -> list[Job]:
     """Those without a finished record, and their parents where the checkpoint to go on from is gone."""
     wanted = {job.key for job in jobs if not runner.finished(job)}
+    runner.starts = {}
     for job in reversed(jobs):  # children first: a parent's own parent may be needed again as well
-        if job.key not in wanted:
+        if job.key not in wanted and job.key not in runner.starts:
             record = runner.record(job)
             assert record is not None
             same = record["command"] == runner.command(job, (record["from"] or {}).get("step"))
             print(f"{job.key}: finished before" + ("" if same else ", with another command: remove it to run again"))
         elif job.parent_key is not None and job.parent_key not in wanted and not runner.can_start(job):
+            assert job.entry.start is not None
             print(f"{job.parent_key}: trained again, as {job.key} needs its checkpoint")
-            wanted.add(job.parent_key)
-    return [job for job in jobs if job.key in wanted]
+            runner.starts.setdefault(job.parent_key, []).append(job.entry.start.epoch)
+    return [job for job in jobs if job.key in wanted or job.key in runner.starts]
 
 
 def table(runner: Runner, jobs: list[Job]) -> str:

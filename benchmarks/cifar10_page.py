@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from interclr.evaluate.plots import STYLE
+from interclr.types import UserError
 
 MAIN, INTER = "main", "-interclr"
 BARS = {"mocov2": 84.0, "mocov2-interclr": 86.0, "byol": 87.0, "byol-interclr": 89.0}  # k-NN, asked for at least
@@ -77,9 +78,14 @@ class Results:
 def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     """The settings of a run's inter branch, and all others that change what is computed."""
     settings = next(iter(by_seed.values()))["settings"]
-    method = {"bank_start": "random"} | settings["method"]  # which older records do not say
+    branch, method = settings["inter"], dict(settings["method"])
+    if (
+        method["name"] == "npidv2"
+    ):  # a branch that begins at once fills the bank; older records do not say how it starts
+        filled = branch is not None and branch.get("warmup_epochs") == 0
+        method["bank_start"] = "features" if filled else method.get("bank_start", "random")
     data = [settings["data"].get(key) for key in ("batch", "hold_out", "image_size")]
-    return settings["inter"], [method, data, *(settings[key] for key in ("model", "optimiser", "schedule", "views"))]
+    return branch, [method, data, *(settings[key] for key in ("model", "optimiser", "schedule", "views"))]
 
 
 # Figures of a record.
@@ -292,7 +298,8 @@ def group_section(results: Results) -> list[str]:
 
 def note_of(record: Record) -> str:
     start = record["from"]
-    continued = f"continues {start['run']} from epoch {start['epoch']}" if start else ""
+    again = ", trained again up to there" if start and start.get("again") else ""
+    continued = f"continues {start['run']} from epoch {start['epoch']}{again}" if start else ""
     return "; ".join(part for part in (one_line(record["note"], 200), continued) if part)
 
 
@@ -313,7 +320,7 @@ def cost_section(groups: list[Results]) -> list[str]:
                 (
                     *(results.group, run, str(len(records)), results.cell(run, field("images_per_second"), ",.0f")),
                     *(results.cell(run, field("seconds"), ".0f"), results.cell(run, field("compile_seconds"), ".0f")),
-                    *(memory, either(record["jobs"] for record in records), where),
+                    *(memory, either(sharing(record) for record in records), where),
                     either(commit_of(record) for record in records),
                 )
             )
@@ -325,11 +332,16 @@ def cost_section(groups: list[Results]) -> list[str]:
         "## Time and memory",
         "",
         "Training with its k-NN measurements, without the protocols afterwards. As many runs as `at a time` says",
-        "shared the machine. The seconds of a run that continues another include that one's up to there. A dash: the",
-        "record does not say. (Up to 86b6ce1 images/s on a GPU did not count the wait for it; those were taken out.)",
+        "shared the machine; with MPS their kernels ran side by side, else by turns. The seconds of a run that",
+        "continues another include that one's up to there. A dash: the record does not say. (Up to 86b6ce1 images/s on",
+        "a GPU did not count the wait for it; those were taken out.)",
         "",
         *rows_of(header, table),
     ]
+
+
+def sharing(record: Record) -> str:
+    return f"{record['jobs']}{', MPS' if record.get('mps') else ''}"
 
 
 def commit_of(record: Record) -> str:
@@ -413,6 +425,11 @@ def arranged(records: list[Record], plan: dict[str, Group]) -> list[Results]:
         runs: dict[str, dict[int, Record]] = {}
         for name in dict.fromkeys([*planned, *(record["name"] for record in mine)]):
             by_seed = {record["seed"]: record for record in mine if record["name"] == name}
+            if len({json.dumps(inter_and_work({0: record}), sort_keys=True) for record in by_seed.values()}) > 1:
+                raise UserError(
+                    f"{group}/{name}: its seeds have different settings, perhaps because the recipe changed between "
+                    "them; make them again, or give the older ones another name"
+                )
             if by_seed:
                 runs[name] = dict(sorted(by_seed.items()))
         if runs:
@@ -449,8 +466,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md", help="plots go to images/ beside it")
     parser.add_argument("--plan", type=Path, default=PLAN)
     given = parser.parse_args(words)
-    plan, records = read_plan(given.plan), read_records(given.records)
-    groups = arranged([record for record in records if "error" not in record], plan)
+    try:
+        plan, records = read_plan(given.plan), read_records(given.records)
+        groups = arranged([record for record in records if "error" not in record], plan)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     text = page(groups, [record for record in records if "error" in record], plan)
     if given.check:
         return int(not given.page.exists() or given.page.read_text() != text)

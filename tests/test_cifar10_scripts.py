@@ -251,7 +251,7 @@ def test_a_run_goes_on_from_its_parents_checkpoint(ran: tuple[Path, str]) -> Non
     child, parent = record_at(folder, "child-s0"), record_at(folder, "parent-s0")
     assert said.index("parent-s0: k-NN") < said.index("child-s0: started")
     assert "continuing at step 4 of 8" in (folder / "work" / "tiny" / "child-s0.log").read_text()
-    assert child["from"] == {"run": "parent", "epoch": 1, "step": 4}
+    assert child["from"] == {"run": "parent", "epoch": 1, "step": 4, "again": False}
     assert "cp PARENT/checkpoint/step-0000000004.pt OUT/checkpoint/ && " in child["command"]
     assert child["figures"] == parent["figures"]  # the same settings, so the very same run
     assert child["epochs"] == parent["epochs"]
@@ -273,6 +273,32 @@ def test_a_failed_run_is_kept_and_tried_again_but_finished_ones_are_not(ran: tup
     assert "figures" in record_at(folder, "fails-s0")
     assert "error" not in record_at(folder, "fails-s0")
     assert record_at(folder, "parent-s0") == before
+
+
+def test_a_finished_run_is_trained_again_only_up_to_the_checkpoint_that_is_needed(tmp_path: Path) -> None:
+    late = [*TINY, *KEEPING, "schedule.epochs=200", "checkpoint.keep=300", "monitor.every_epochs=0"]
+    runs = {
+        "parent": {"recipe": "synthetic-npidv2", "overrides": late},
+        "child": {
+            "recipe": "synthetic-npidv2-interclr",
+            "overrides": [*late, "inter.warmup_epochs=2"],
+            "from": {"run": "parent", "epoch": 2},
+        },
+    }
+    plan = runner.read_plan(plan_of(tmp_path, {"tiny": {"runs": runs}}))
+    made = runner.Runner(tmp_path / "work", tmp_path / "records", 1)
+    parent, child = runner.jobs_of(plan, "tiny", [], [], [])
+    record = tmp_path / "records" / "tiny" / "parent-s0.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"command": "as it was", "figures": {"knn": 50.0}}))
+    assert runner.to_do(made, [parent, child]) == [parent, child]
+    assert made.run(parent) == json.loads(record.read_text())
+    assert (tmp_path / "work/tiny/parent-s0/checkpoint/step-0000000008.pt").exists()
+    assert not (tmp_path / "work/tiny/parent-s0/result.json").exists()
+    assert made.can_start(child)
+    assert made.is_again(child)
+    assert runner.to_do(made, [child]) == [child]
+    assert made.starts == {}
 
 
 # The page.
@@ -411,6 +437,15 @@ def test_other_groups_are_compared_with_their_first_run_and_nothing_is_dropped(w
     for name in ("cifar10-main.png", "cifar10-choices.png"):
         assert f"(images/{name})" in text
         assert (folder / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_of_different_settings_are_not_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [record("mocov2", seed, 80.0, "choices") for seed in (0, 1)]
+    page_of(tmp_path, records)
+    records[1]["settings"]["optimiser"] = {"base_lr": 0.12}
+    with pytest.raises(AssertionError):
+        page_of(tmp_path, records)
+    assert "choices/mocov2: its seeds have different settings" in capsys.readouterr().err
 
 
 def test_plots_are_the_same_bytes_when_drawn_again(written: tuple[Path, str]) -> None:
