@@ -280,17 +280,22 @@ def group_section(results: Results) -> list[str]:
             results.cell(run, KNN),
             "baseline" if run == baseline else change(results.differences(run, baseline, KNN)),
             "" if (twin := results.twin(run)) is None else f"{change(results.differences(run, twin, KNN))} ({twin})",
-            results.cell(run, figure("purity"), ".3f"),
+            *(results.cell(run, figure(name), ".3f") for name in ("purity", "positives_right", "negatives_wrong")),
             results.cell(run, field("seconds"), ".0f"),
             either(note_of(record) for record in by_seed.values()),
         )
         for run, by_seed in results.runs.items()
     ]
     header = (
-        *("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "by the inter branch (minus which)", "purity", "seconds"),
-        "note",
+        *("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "by the inter branch (minus which)", "purity"),
+        *("positives right", "negatives wrong", "seconds", "note"),
     )
     lines = [f"## {results.group}", "", *conditions(results), *rows_of(header, table)]
+    if any("positives_right" in record["figures"] for record in results.records):
+        lines += [
+            "Positives right, negatives wrong: the share of an anchor's positives and negatives that are of its class.",
+            "",
+        ]
     if compared(results):
         lines += [f"![k-NN minus that of {baseline}](images/{picture_of(results)})", ""]
     return lines

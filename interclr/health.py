@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interclr.bank import MemoryBank
+from interclr.samplers import Sampler
 
 SAMPLE = 2048  # rows used for the quadratic figures
+ANCHORS = 512  # images for which negatives are drawn to look at them
 
 
 @torch.no_grad()
@@ -52,10 +54,46 @@ def cluster_health(bank: MemoryBank, labels: Tensor | None) -> dict[str, float]:
     return figures
 
 
+@torch.no_grad()
+def pair_health(bank: MemoryBank, sampler: Sampler | None, labels: Tensor | None) -> dict[str, float]:
+    """How often a pair is what it is taken for, where true labels exist (never used for training).
+
+    ``positives_right``: the share of positives of the anchor's class, expected over all draws. ``negatives_wrong``: the
+    share of negatives of its class, in one draw for some images as the bank has them; by chance it would be the share
+    of the class. The draw has random numbers of its own: a run is the same whether it is looked at or not.
+    """
+    if labels is None or not bool((labels >= 0).any()):
+        return {}
+    labels = labels.to(bank.labels.device)
+    known = (labels >= 0).nonzero().flatten()
+    figures = {"positives_right": _same_class(bank.labels[known], labels[known])}
+    if sampler is not None:
+        anchors = known[torch.linspace(0, len(known) - 1, min(ANCHORS, len(known))).long().to(known.device)]
+        generator = torch.Generator().manual_seed(0)
+        negative = sampler.draw(bank.features[anchors].float(), anchors, bank, generator).negative
+        counted = (negative >= 0) & (labels[negative] >= 0)
+        wrong = (labels[negative] == labels[anchors, None]) & counted
+        if bool(counted.any()):
+            figures["negatives_wrong"] = (wrong.sum() / counted.sum()).item()
+    return figures
+
+
+def _same_class(clusters: Tensor, labels: Tensor) -> float:
+    """The chance that another image of an image's cluster has its label; one that is alone is its own positive."""
+    table = _contingency(clusters.cpu(), labels.cpu())
+    sizes = table.sum(1, keepdim=True)
+    others = torch.where(sizes > 1, (table - 1) / (sizes - 1).clamp_min(1), 1.0)
+    return ((table * others).sum() / table.sum()).item()
+
+
+def _contingency(clusters: Tensor, labels: Tensor) -> Tensor:
+    table = torch.zeros(int(clusters.max()) + 1, int(labels.max()) + 1, dtype=torch.float64)
+    return table.index_put_((clusters, labels), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
+
+
 def agreement(clusters: Tensor, labels: Tensor) -> dict[str, float]:
     """Purity (share of images whose label is the commonest of their cluster) and normalised mutual information."""
-    table = torch.zeros(int(clusters.max()) + 1, int(labels.max()) + 1, dtype=torch.float64)
-    table.index_put_((clusters, labels), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
+    table = _contingency(clusters, labels)
     total = table.sum()
     joint, rows, columns = table / total, table.sum(1) / total, table.sum(0) / total
     mutual = torch.special.xlogy(joint, joint / (rows[:, None] * columns).clamp_min(1e-300)).sum()

@@ -376,7 +376,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         made["figures"]["evaluate"] = {"linear": {"top1": linear}, **low}
     records += [record("byol", 0, 88.0), record("byol-interclr", 0, 88.5)]
     records += [record("mocov2", 0, 80.0, "choices"), record("mocov2-interclr", 0, 79.0, "choices")]
-    records[-1]["figures"]["purity"] = 0.61
+    records[-1]["figures"] |= {"purity": 0.61, "positives_right": 0.52}
     records[-1]["from"] = {"run": "mocov2", "epoch": 25, "step": 4375}
     fast = [record("fast", 0, 82.0, "choices"), record("fast-interclr", 0, 82.5, "choices")]
     for made in fast:
@@ -429,7 +429,8 @@ def test_other_groups_are_compared_with_their_first_run_and_nothing_is_dropped(w
     assert cells(section, "mocov2")[0][3] == "baseline"
     (child,) = cells(section, "mocov2-interclr")
     assert child[3:6] == ["-1.00 ± –", "-1.00 ± – (mocov2)", "0.610 ± –"]
-    assert child[7] == "continues mocov2 from epoch 25"
+    assert child[6:10] == ["0.520 ± –", "–", "100 ± –", "continues mocov2 from epoch 25"]
+    assert "Positives right, negatives wrong" in section
     assert cells(section, "fast-interclr")[0][3:5] == ["+2.50 ± –", "+0.50 ± – (fast)"]  # not with the slow one
     assert cells(section, "fast")[0][3:5] == ["+2.00 ± –", ""]
     assert cells(section, "unplanned")[0][2:4] == ["81.00 ± –", "–"]  # no common seed

@@ -8,7 +8,8 @@ from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
 from interclr.bank import MemoryBank
-from interclr.health import agreement, cluster_health, embedding_health, warnings_of
+from interclr.health import agreement, cluster_health, embedding_health, pair_health, warnings_of
+from interclr.samplers import Hard, Random, Sampler, SemiHard
 
 
 @pytest.mark.parametrize(("clusters", "classes"), [(2, 7), (9, 4), (30, 30), (1, 3), (3, 1), (1, 1)])
@@ -82,3 +83,53 @@ def test_images_without_a_label_do_not_count() -> None:
     assert cluster_health(bank, labels)["purity"] == 1
     assert "purity" not in cluster_health(bank, torch.full((6,), -1))
     assert "purity" not in cluster_health(bank, None)
+
+
+def random_bank(size: int, clusters: int, seed: int) -> MemoryBank:
+    generator = torch.Generator().manual_seed(seed)
+    bank = MemoryBank(size, 8, clusters)
+    bank.features.copy_(torch.nn.functional.normalize(torch.randn(size, 8, generator=generator), dim=1))
+    bank.assign(torch.cat([torch.arange(clusters), torch.randint(clusters, (size - clusters,), generator=generator)]))
+    return bank
+
+
+def test_shares_of_right_positives_by_counting_all_pairs() -> None:
+    bank = random_bank(90, 20, 0)
+    bank.assign(torch.cat([torch.tensor([19]), torch.randint(19, (89,), generator=torch.Generator().manual_seed(1))]))
+    labels = torch.arange(90) % 4
+    labels[::7] = -1
+    known = [image for image in range(90) if labels[image] >= 0]
+    shares = []
+    for image in known:
+        mates = [each for each in known if each != image and bank.labels[each] == bank.labels[image]] or [image]
+        shares.append(sum(bool(labels[mate] == labels[image]) for mate in mates) / len(mates))
+    assert pair_health(bank, None, labels) == pytest.approx({"positives_right": sum(shares) / len(shares)})
+
+
+@pytest.mark.parametrize("sampler", [Random(12), Hard(12), SemiHard(12, 0.5)])
+def test_shares_of_wrong_negatives_by_counting_the_draw(sampler: Sampler) -> None:
+    bank, labels = random_bank(60, 6, 2), torch.arange(60) % 3
+    before = torch.get_rng_state()
+    found = pair_health(bank, sampler, labels)["negatives_wrong"]
+    assert torch.equal(torch.get_rng_state(), before)
+    drawn = sampler.draw(bank.features, torch.arange(60), bank, torch.Generator().manual_seed(0)).negative
+    pairs = [(anchor, int(other)) for anchor in range(60) for other in drawn[anchor] if other >= 0]
+    assert found == pytest.approx(sum(anchor % 3 == other % 3 for anchor, other in pairs) / len(pairs))
+
+
+def test_near_negatives_are_wrong_more_often_than_random_ones() -> None:
+    labels = torch.arange(400) % 4
+    generator = torch.Generator().manual_seed(0)
+    bank = random_bank(400, 40, 3)
+    centres = torch.nn.functional.one_hot(labels, 8).float()
+    noise = 0.1 * torch.randn(400, 8, generator=generator)
+    bank.features.copy_(torch.nn.functional.normalize(centres + noise, dim=1))
+    near, any_ = (pair_health(bank, each, labels)["negatives_wrong"] for each in (SemiHard(20, 0.1), Random(20)))
+    assert near > 0.95
+    assert 0.2 < any_ < 0.3
+
+
+def test_no_labels_no_figures_of_pairs() -> None:
+    bank = random_bank(20, 4, 4)
+    assert pair_health(bank, Random(4), None) == {}
+    assert pair_health(bank, Random(4), torch.full((20,), -1)) == {}

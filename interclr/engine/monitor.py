@@ -14,7 +14,7 @@ from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData
 from interclr.engine.step import PRECISIONS
 from interclr.features import embed_all
-from interclr.health import cluster_health, embedding_health, warnings_of
+from interclr.health import cluster_health, embedding_health, pair_health, warnings_of
 from interclr.knn import knn_accuracy
 from interclr.learner import Learner
 from interclr.models.heads import Encoded
@@ -67,6 +67,8 @@ class Monitor:
         figures = embedding_health(self.embed(encoder, self._take(rows), "embedding images for health"))
         if learner.bank is not None and learner.inter_active(epoch):
             figures |= cluster_health(learner.bank, self.data.labels)
+            sampler = learner.sampler if learner.intra.uses_negatives else None
+            figures |= pair_health(learner.bank, sampler, self.data.labels)
         for line in warnings_of(figures, learner.intra.dim, len(self.data.source)):
             self.screen.warn(line)
         return figures
@@ -110,6 +112,8 @@ def describe(figures: dict[str, float]) -> str:
         "uniformity": "uniformity {:.2f}",
         "purity": "purity {:.2f}",
         "nmi": "NMI {:.2f}",
+        "positives_right": "positives right {:.2f}",
+        "negatives_wrong": "negatives wrong {:.2f}",
         "cluster_min": "clusters {:.0f}",
         "cluster_median": "/{:.0f}",
         "cluster_max": "/{:.0f}",

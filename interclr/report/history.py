@@ -30,6 +30,12 @@ CURVES: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ),
     ("Cluster balance", "", "1: all equal", {"cluster_entropy": "entropy", "labels_changed": "labels changed"}),
     ("Agreement with labels", "", "of the clusters", {"purity": "purity", "nmi": "NMI"}),
+    (
+        "Pairs across images",
+        "",
+        "share of the anchor's class",
+        {"positives_right": "positives", "negatives_wrong": "negatives"},
+    ),
     ("Speed", "images/s", "", {"images_per_second": "training"}),
 )
 

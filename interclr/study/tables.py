@@ -29,6 +29,8 @@ LABELS = {
     "cluster_entropy": "cluster entropy",
     "nmi": "NMI",
     "purity": "purity",
+    "positives_right": "positives right",
+    "negatives_wrong": "negatives wrong",
     "milliseconds_per_step": "ms a step",
     "seconds_per_epoch": "s an epoch",
     "memory_megabytes": "memory, MB",
