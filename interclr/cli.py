@@ -227,6 +227,10 @@ def embed(
     source = open_source(data, split, max_side=largest_side(opened.image_size))
     context = Context(out.parent, choose_device(device), Screen(console))
     features = embed_source(opened, source, context, unreadable).cpu().contiguous()
+    if unreadable.reasons:
+        name, reason = next(iter(unreadable.reasons.items()))
+        many = f"{len(unreadable.reasons)} of {len(source)} images are unreadable"
+        context.screen.warn(f"{many}, the first is {name}: {reason}")
     for row in range(len(source)) if unreadable.reasons else ():
         if source.name_of(row) in unreadable.reasons:
             features[row] = float("nan")

@@ -24,6 +24,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from interclr.models import Backbone
+from interclr.models.backbones import NarrowResNet
 from interclr.types import UserError
 
 Format = Literal["torchvision", "timm", "safetensors", "onnx", "detectron2"]
@@ -56,7 +57,9 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
     path = _with_suffix(Path(path), format)
     network = backbone.network
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
-    stem = stem_note(network)
+    stem = " ".join(filter(None, (shape_note(network), stem_note(network))))
+    if format in ("torchvision", "timm", "detectron2"):
+        _require_batch_norm(network, format)
     if format == "onnx":
         note = _onnx(backbone, path, image_size)
         return Exported(path, len(state), note)
@@ -80,6 +83,26 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
         torch.save(state, stream)
         _write(path, stream.getvalue())
     return Exported(path, len(state), note)
+
+
+def shape_note(network: nn.Module) -> str:
+    """Of a ResNet that nobody else has a name for."""
+    if not isinstance(network, NarrowResNet):
+        return ""
+    stages = (network.layer1, network.layer2, network.layer3, network.layer4)
+    blocks = "-".join(str(len(stage)) for stage in stages if isinstance(stage, nn.Sequential))
+    return (
+        f"No other library has this network, a ResNet of {blocks} basic blocks from {network.conv1.out_channels} "
+        "channels: do not load it into one of another shape; interclr.load and ONNX rebuild it."
+    )
+
+
+def _require_batch_norm(network: nn.Module, format: str) -> None:
+    if any(isinstance(module, nn.GroupNorm) for module in network.modules()):
+        raise UserError(
+            f"{format}'s ResNets have BatchNorm, and this backbone has GroupNorm under the same names: they would load "
+            "it and compute something else. Export it as safetensors or onnx"
+        )
 
 
 def stem_note(network: nn.Module) -> str:

@@ -165,3 +165,25 @@ def test_bad_requests_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         export(mine, tmp_path / "file" / "weights", "torchvision")
+
+
+@pytest.mark.parametrize("format", ["torchvision", "timm", "detectron2"])
+def test_group_norm_is_not_passed_off_as_batch_norm(tmp_path: Path, format: Any) -> None:
+    with pytest.raises(UserError, match="GroupNorm under the same names"):
+        export(backbone(norm="group"), tmp_path / "weights", format)
+    assert not list(tmp_path.iterdir())
+    export(backbone(norm="group"), tmp_path / "weights", "safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "resnet10"}, "1-1-1-1 basic blocks from 64 channels"),
+        ({"name": "resnet8", "width": 16}, "1-1-1 basic blocks from 16 channels"),
+        ({"width": 32}, "2-2-2-2 basic blocks from 32 channels"),
+        ({"name": "resnet18"}, None),
+    ],
+)
+def test_a_shape_that_nobody_else_has_is_said(tmp_path: Path, changes: Any, said: str | None) -> None:
+    note = export(backbone(**changes), tmp_path / "weights").note
+    assert (said in note) if said else ("No other library" not in note)

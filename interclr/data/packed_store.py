@@ -7,8 +7,10 @@ begins; in the ``raw`` format all images have one size and a single shard holds 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from interclr.data.decode import decode_interleaved, jpeg_size, unreadable_as
 from interclr.data.names import Names
-from interclr.data.source import ArraySource, Source, UnreadableImage
+from interclr.data.source import ArraySource, Source, UnreadableImage, about_file
 from interclr.types import UserError
 
 VERSION = 1
@@ -87,6 +89,12 @@ def _read_names(folder: Path, header: Header) -> Names:
     return names
 
 
+def _add_files(digest: hashlib._Hash, folder: Path) -> None:
+    """The images of a store are as old as its files; reading them would take as long as what is to be saved."""
+    for path in sorted(folder.iterdir()):
+        digest.update(path.name.encode(errors="surrogateescape") + about_file(path))
+
+
 def _read_labels(folder: Path) -> Tensor | None:
     file = folder / "labels.npy"
     return torch.from_numpy(np.load(file, allow_pickle=False)) if file.exists() else None
@@ -109,6 +117,9 @@ class PackedArray(ArraySource):
         )
         self.folder = folder
 
+    def _add_content(self, digest: hashlib._Hash, rows: Sequence[int]) -> None:
+        _add_files(digest, self.folder)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return open_packed, (self.folder,)  # another process maps the file anew instead of receiving a copy
 
@@ -130,6 +141,10 @@ class PackedSource(Source):
         self._offsets = np.load(folder / "offsets.npy", allow_pickle=False)  # (N + 1,) over all shards end to end
         if self._offsets.shape != (header.count + 1,) or self._offsets[-1] != sum(header.shards):
             raise ValueError("offsets.npy does not fit the shards")
+
+    def _add_content(self, digest: hashlib._Hash, rows: Sequence[int]) -> None:
+        digest.update(f"{self.max_side};".encode())
+        _add_files(digest, self.folder)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -15,6 +15,7 @@ from torch import Tensor
 from interclr.data.decode import UnreadableImage, decode_interleaved, read_bytes
 from interclr.data.names import Names
 
+HASHED_AT_ONCE = 4096  # images
 __all__ = ["ArraySource", "FileSource", "Source", "UnreadableImage"]
 
 
@@ -54,6 +55,15 @@ class Source(ABC):
 
     @abstractmethod
     def _add_to_fingerprint(self, digest: hashlib._Hash) -> None: ...
+
+    def content(self) -> str:
+        """A hash that changes with the images themselves: what was computed from them may be kept under it."""
+        digest = hashlib.sha256(self.fingerprint().encode())
+        self._add_content(digest, range(len(self)))
+        return digest.hexdigest()
+
+    def _add_content(self, digest: hashlib._Hash, rows: Sequence[int]) -> None:
+        digest.update(os.urandom(16))  # a source that cannot tell is never the same
 
 
 class ArraySource(Source):
@@ -99,6 +109,10 @@ class ArraySource(Source):
             digest.update(self.name_of(index).encode(errors="surrogateescape"))
             digest.update(self.pixels[index].numpy().tobytes())
 
+    def _add_content(self, digest: hashlib._Hash, rows: Sequence[int]) -> None:
+        for part in torch.as_tensor(rows, dtype=torch.int64).split(HASHED_AT_ONCE):
+            digest.update(self.pixels[part].numpy().tobytes())
+
 
 class FileSource(Source):
     """One image file for each name, relative to ``folder``; files are decoded when they are read."""
@@ -138,3 +152,17 @@ class FileSource(Source):
 
     def _add_to_fingerprint(self, digest: hashlib._Hash) -> None:
         digest.update(self.names.blob.tobytes())
+
+    def _add_content(self, digest: hashlib._Hash, rows: Sequence[int]) -> None:
+        digest.update(f"{self.max_side};".encode())
+        for row in rows:
+            digest.update(about_file(self.path_of(row)))
+
+
+def about_file(path: str | Path) -> bytes:
+    """Size and time of a file, which change with what is in it."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return b"missing;"
+    return f"{about.st_size},{about.st_mtime_ns};".encode()

@@ -37,3 +37,6 @@ class Subset(Source):
     def _add_to_fingerprint(self, digest: hashlib._Hash) -> None:
         digest.update(self.source.fingerprint().encode())
         digest.update(torch.as_tensor(self.rows, dtype=torch.int64).numpy().tobytes())
+
+    def _add_content(self, digest: hashlib._Hash, rows: Sequence[int]) -> None:
+        self.source._add_content(digest, [self.rows[row] for row in rows])

@@ -270,7 +270,7 @@ def centre_crop(
 ) -> Tensor:
     """The evaluation transform: shorter side to ``output_size / resize_ratio``, then the central square, normalised.
 
-    Where the canvas already has the output size, images that fill it stay as they are (CIFAR is not cropped).
+    An image that has the output size already stays as it is (CIFAR is not cropped), whatever else is in the batch.
     """
     if not 0 < resize_ratio <= 1:
         raise ValueError(
@@ -279,8 +279,7 @@ def centre_crop(
     pixels, size = images.pixels, image_sizes(images)
     shorter = round(output_size / resize_ratio)
     resized = shorter * size // size.amin(1, keepdim=True)  # (B, 2)
-    if tuple(pixels.shape[2:]) == (output_size, output_size):
-        resized = resized.masked_fill((size == output_size).all(1, keepdim=True), output_size)
+    resized = resized.masked_fill((size == output_size).all(1, keepdim=True), output_size)
     offset = ((resized - output_size) / 2).round()  # halves to even, as Python's round in torchvision
     steps = torch.arange(output_size, device=pixels.device)
     scale = size.to(torch.float32) / resized

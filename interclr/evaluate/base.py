@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from interclr.data.reading import Unreadable
-from interclr.data.source import ArraySource, FileSource, Source
+from interclr.data.source import Source
 from interclr.data.stream import in_order
-from interclr.data.subset import Subset
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
 from interclr.models import Backbone
@@ -63,6 +62,7 @@ class Context:
     screen: Screen
     seed: int = 0
     autocast: torch.dtype | None = None
+    left_out: int = 0  # images that could not be read
 
 
 class Evaluation(Config, ABC):
@@ -77,6 +77,7 @@ class Evaluation(Config, ABC):
     def write_result(self, subject: Subject, data: str, context: Context, raw: dict[str, Any]) -> None:
         """``result.json``: what was measured on what, by which settings, and everything in ``raw``."""
         told = {"protocol": self.name, "subject": subject.name, "data": data, "seed": context.seed}
+        told |= {"unreadable_left_out": context.left_out} if context.left_out else {}
         write_json(context.out / "result.json", told | {"settings": self.model_dump(mode="json")} | raw)
 
 
@@ -94,6 +95,21 @@ def check_labels(data: LabelledData) -> None:
     if unseen:
         names = [data.train.classes[c] if data.train.classes else str(c) for c in unseen[:5]]
         raise UserError(f"{len(unseen)} classes of the test split have no training image: {', '.join(names)}")
+    if len(data.train.labels.unique()) < 2:
+        raise UserError(f"all training images of {data.name} are of one class: there is nothing to tell apart")
+
+
+class BrokenImages(UserError):
+    """Images that cannot be read: their rows hold a neighbour's pixels, and would be measured by their own label.
+
+    The session leaves them out and begins again.
+    """
+
+
+def refuse_broken(met: Unreadable) -> None:
+    if met.reasons:
+        name, reason = next(iter(met.reasons.items()))
+        raise BrokenImages(f"{len(met.reasons)} images cannot be read, the first is {name}: {reason}")
 
 
 def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
@@ -102,11 +118,13 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     for name, tensor in subject.backbone.state_dict().items():
         weights.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
     weights.update(repr((subject.mean, subject.std, context.autocast, context.device.type)).encode())
-    key = f"{weights.hexdigest()[:16]}-{_content(source)[:16]}-{subject.image_size}"
+    key = f"{weights.hexdigest()[:16]}-{source.content()[:16]}-{subject.image_size}"
     cached = context.out.parent / "features" / f"{key}.safetensors"
     if cached.exists():
         return load_file(cached)["features"].to(context.device)
-    features = embed_source(subject, source, context)
+    met = Unreadable()
+    features = embed_source(subject, source, context, met)
+    refuse_broken(met)
     cached.parent.mkdir(parents=True, exist_ok=True)
     temporary = cached.with_suffix(f".{os.getpid()}.tmp")
     save_file({"features": features.cpu().contiguous()}, temporary)
@@ -114,28 +132,11 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     return features
 
 
-def _content(source: Source) -> str:
-    """A hash that changes with the images themselves: sizes and times of files, the pixels of arrays."""
-    digest = hashlib.sha256(source.fingerprint().encode())
-    inner, rows = (source.source, source.rows) if isinstance(source, Subset) else (source, range(len(source)))
-    if isinstance(inner, ArraySource):
-        digest.update(inner.pixels.contiguous().numpy().tobytes())
-    elif isinstance(inner, FileSource):
-        for row in rows:
-            try:
-                about = os.stat(inner.path_of(row))
-                digest.update(f"{about.st_size},{about.st_mtime_ns};".encode())
-            except OSError:
-                digest.update(b"missing;")
-    return digest.hexdigest()
-
-
-def embed_source(subject: Subject, source: Source, context: Context, unreadable: Unreadable | None = None) -> Tensor:
-    """Features (N, F) of every image, centre-cropped, in order; unreadable images are counted and named aloud.
+def embed_source(subject: Subject, source: Source, context: Context, unreadable: Unreadable) -> Tensor:
+    """Features (N, F) of every image, centre-cropped, in order.
 
     The row of an unreadable image holds its neighbour's features; ``unreadable`` tells which rows not to trust.
     """
-    met = Unreadable() if unreadable is None else unreadable
 
     def transform(batch: Images) -> Tensor:
         return centre_crop(batch, subject.image_size, subject.mean, subject.std)
@@ -144,14 +145,11 @@ def embed_source(subject: Subject, source: Source, context: Context, unreadable:
     with context.screen.working(f"embedding {len(source):,} images of {source.name}") as progress:
         features = embed_all(
             backbone,
-            in_order(source, context.device, BATCH, unreadable=met),
+            in_order(source, context.device, BATCH, unreadable=unreadable),
             transform,
             autocast=context.autocast,
             progress=lambda done: progress(done, len(source)),
         )
-    if met.reasons:
-        name, reason = next(iter(met.reasons.items()))
-        context.screen.warn(f"{len(met.reasons)} of {len(source)} images are unreadable, the first is {name}: {reason}")
     return features
 
 

@@ -91,6 +91,7 @@ class Detection(Evaluation):
                 short_sides=self.short_sides,
                 long_side=self.long_side,
                 extra_norm=self.extra_norm,
+                half=context.autocast is torch.bfloat16,  # float16 would need its loss scaled: full precision instead
             ).to(context.device)
             plan = self._plan(model, learn, context)
             losses = self._fit(model, learn, plan, context)
@@ -141,7 +142,7 @@ class Detection(Evaluation):
         with context.screen.working(f"training on {len(learn.images):,} images") as progress:
             for iteration, (images, targets) in self._batches(learn, first, self.iterations, context):
                 set_learning_rate(optimiser, self.rate(iteration))
-                losses.append(train_step(model, optimiser, images, targets, context))
+                losses.append(train_step(model, optimiser, images, targets))
                 if not math.isfinite(losses[-1]):
                     raise UserError(
                         f"the loss became {losses[-1]} at iteration {iteration}: lower lr (now {self.lr:g}; it suits a "
@@ -197,8 +198,7 @@ class Detection(Evaluation):
         last = self.iterations + self.precise_norm
         with context.screen.working("settling BatchNorm") as progress:
             for iteration, (images, targets) in self._batches(learn, self.iterations, last, context):
-                with _autocast(context):
-                    model(images, targets)
+                model(images, targets)
                 progress(iteration + 1 - self.iterations, self.precise_norm)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
@@ -212,10 +212,9 @@ class Detection(Evaluation):
         count = len(judge.images)
         with context.screen.working(f"detecting in {count:,} images") as progress:
             for pixels in ordered_map(lambda i: _pixels(judge.images[i]), count):
-                with _autocast(context):
-                    output = model([_floats(pixels, context)])[0]
+                output = model([_floats(pixels, context)])[0]
                 boxes, labels, scores = (output[name].cpu() for name in ("boxes", "labels", "scores"))
-                found.append(Found(boxes.float().numpy(), labels.numpy() - 1, scores.float().numpy()))
+                found.append(Found(boxes.numpy(), labels.numpy() - 1, scores.numpy()))
                 progress(len(found), count)
         return found
 
@@ -264,11 +263,10 @@ class Detection(Evaluation):
 
 
 def train_step(
-    model: nn.Module, optimiser: torch.optim.Optimizer, images: list[Tensor], targets: list[Target], context: Context
+    model: nn.Module, optimiser: torch.optim.Optimizer, images: list[Tensor], targets: list[Target]
 ) -> float:
-    with _autocast(context):
-        terms: dict[str, Tensor] = model(images, targets)
-        loss = torch.stack([term.float() for term in terms.values()]).sum()
+    terms: dict[str, Tensor] = model(images, targets)
+    loss = torch.stack(list(terms.values())).sum()
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     optimiser.step()
@@ -328,11 +326,6 @@ def _pixels(image: BoxedImage) -> Tensor:
 
 def _floats(pixels: Tensor, context: Context) -> Tensor:
     return pixels.to(context.device, non_blocking=True).float() / 255
-
-
-def _autocast(context: Context) -> torch.autocast:
-    """Only bfloat16: float16 would need its loss scaled, and is run in full precision instead."""
-    return torch.autocast(context.device.type, torch.bfloat16, enabled=context.autocast is torch.bfloat16)
 
 
 def _save(

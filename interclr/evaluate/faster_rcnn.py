@@ -30,10 +30,14 @@ PROBE = 128  # pixels of the image that tells the stride
 
 
 class C4(nn.Module):
-    """Stem and stages 1 to 3."""
+    """Stem and stages 1 to 3, in bfloat16 where told so; what comes out is float32.
 
-    def __init__(self, network: Any) -> None:
+    Anchors and boxes take the features' type, and bfloat16 has steps of 4 pixels at 600.
+    """
+
+    def __init__(self, network: Any, half: bool = False) -> None:
         super().__init__()
+        self.half_precision = half
         activation = network.relu if hasattr(network, "relu") else network.act1  # torchvision's name, timm's
         self.stem = nn.Sequential(network.conv1, network.bn1, activation, network.maxpool)
         self.layer1, self.layer2, self.layer3 = network.layer1, network.layer2, network.layer3
@@ -41,8 +45,9 @@ class C4(nn.Module):
         self.out_channels, self.stride = probed.shape[1], PROBE // probed.shape[3]
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.layer3(self.layer2(self.layer1(self.stem(images))))
-        return features
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
+            features: Tensor = self.layer3(self.layer2(self.layer1(self.stem(images))))
+        return features.float()
 
 
 class RoIAlign(nn.Module):
@@ -58,15 +63,19 @@ class RoIAlign(nn.Module):
 
 
 class Stage4Head(nn.Module):
-    def __init__(self, network: Any, channels: int, extra_norm: bool) -> None:
+    """As ``C4``: float32 comes out, for boxes and scores."""
+
+    def __init__(self, network: Any, channels: int, extra_norm: bool, half: bool = False) -> None:
         super().__init__()
+        self.half_precision = half
         self.layer4 = network.layer4
         self.features = _probe(self.layer4, torch.zeros(1, channels, ROI_SIZE, ROI_SIZE)).shape[1]
         self.norm = nn.BatchNorm2d(self.features) if extra_norm else nn.Identity()
 
     def forward(self, regions: Tensor) -> Tensor:
-        pooled: Tensor = self.norm(self.layer4(regions)).mean(dim=(2, 3))
-        return pooled
+        with torch.autocast(regions.device.type, torch.bfloat16, enabled=self.half_precision):
+            pooled: Tensor = self.norm(self.layer4(regions)).mean(dim=(2, 3))
+        return pooled.float()
 
 
 def build(
@@ -79,6 +88,7 @@ def build(
     short_sides: tuple[int, ...],
     long_side: int,
     extra_norm: bool,
+    half: bool = False,
 ) -> GeneralizedRCNN:
     """A detector that starts from a copy of the subject's weights; what is new is drawn from torch's generator."""
     network: Any = copy.deepcopy(subject.backbone.network).cpu().requires_grad_(True)
@@ -88,8 +98,8 @@ def build(
             f"detection needs a ResNet with four stages, torchvision's or timm's; {subject.name} is none "
             "(it trains the first three as features and the fourth as box head)"
         )
-    features = C4(network)
-    head = Stage4Head(network, features.out_channels, extra_norm)
+    features = C4(network, half)
+    head = Stage4Head(network, features.out_channels, extra_norm, half)
     generator = AnchorGenerator((anchors,), (RATIOS,))
     rpn = RegionProposalNetwork(
         generator,

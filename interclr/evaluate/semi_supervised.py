@@ -22,12 +22,13 @@ from torch import Tensor, nn
 
 from interclr.data.canvas import Canvas
 from interclr.data.loader import Order, ResidentLoader
+from interclr.data.reading import Unreadable
 from interclr.data.source import ArraySource, Source
 from interclr.data.stream import StreamLoader, in_order
 from interclr.data.subset import Subset
 from interclr.data.view_parameters import View
 from interclr.data.views import Views, centre_crop
-from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels
+from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels, refuse_broken
 from interclr.evaluate.draws import balanced_draw, smallest_class
 from interclr.evaluate.plots import figure
 from interclr.features import embed_all
@@ -268,7 +269,13 @@ class _FineTuning:
         if isinstance(whole, ArraySource) and len(self.images) * whole.pixels[0].numel() <= RESIDENT_BYTES:
             canvas = Canvas(whole.pixels[torch.tensor(self.part.rows)], None, self.images.labels)
             return ResidentLoader(canvas.to(self.context.device), self.order).iterate(first, last)
-        return StreamLoader(self.images, self.order, self.context.device, self.protocol.workers).iterate(first, last)
+        loader = StreamLoader(self.images, self.order, self.context.device, self.protocol.workers)
+        return self._refusing(loader, first, last)
+
+    def _refusing(self, loader: StreamLoader, first: int, last: int) -> Iterator[Images]:
+        for images in loader.iterate(first, last):
+            refuse_broken(loader.unreadable)
+            yield images
 
     def predict(self, source: Source) -> Tensor:
         """Logits (N, classes) of every image's centre crop, in memory of the host."""
@@ -279,15 +286,18 @@ class _FineTuning:
         def transform(batch: Images) -> Tensor:
             return centre_crop(batch, subject.image_size, subject.mean, subject.std)
 
+        met = Unreadable()
         with context.screen.working(f"testing on {len(source):,} images") as progress:
-            return embed_all(
+            logits = embed_all(
                 self.network,
-                in_order(images, context.device, BATCH, self.protocol.workers),
+                in_order(images, context.device, BATCH, self.protocol.workers, met),
                 transform,
                 channels_last=context.device.type == "cuda",
                 autocast=context.autocast,
                 progress=lambda done: progress(done, len(source)),
             ).cpu()
+        refuse_broken(met)
+        return logits
 
     def _key(self) -> str:
         """Of everything that decides the result: a checkpoint of anything else is not continued."""

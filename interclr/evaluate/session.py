@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from interclr.config import explain, parse_override
 from interclr.data.builtin import open_source
 from interclr.data.packed import is_packed
-from interclr.data.source import FileSource, Source
+from interclr.data.reading import Unreadable
+from interclr.data.source import ArraySource, FileSource, Source
+from interclr.data.stream import in_order
 from interclr.data.subset import Subset
 from interclr.data.views import largest_side
-from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, write_json
+from interclr.evaluate.base import BATCH, BrokenImages, Context, Evaluation, LabelledData, Subject, write_json
 from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
 from interclr.evaluate.subject import open_subject
 from interclr.run import checkpoint
@@ -62,6 +64,7 @@ def evaluate(
     out = request.out or ((folder if folder.is_dir() else Path()) / "evaluate")
     results: dict[str, dict[str, float]] = {}
     passed_over: dict[str, str] = {}
+    broken: set[str] = set()
     for name in names:
         settings = _settings(protocols[name], overrides)
         place = out / name
@@ -74,7 +77,7 @@ def evaluate(
         started = time.monotonic()
         try:
             data, settings = _data_for(name, settings, request, largest_side(subject.image_size), place, screen)
-            results[name] = settings.run(subject, data, context)
+            results[name] = _run(settings, subject, data, context, broken)
         except UserError as error:
             if len(names) == 1:
                 raise
@@ -92,6 +95,42 @@ def evaluate(
     if whole:
         _table_of_all(results, passed_over, subject, out, screen)
     return results
+
+
+def _run(
+    protocol: Evaluation, subject: Subject, data: LabelledData, context: Context, broken: set[str]
+) -> dict[str, float]:
+    """Images that cannot be read are left out. When one is met all are looked for, added to ``broken``, and it begins
+    again: looking beforehand would take as long as many a protocol."""
+    try:
+        return protocol.run(subject, _without(data, broken), replace(context, left_out=len(broken)))
+    except BrokenImages:
+        if broken or data.train.labels is None:  # images that the protocol opens itself
+            raise
+        broken |= _find_broken(data, context.screen)
+        return protocol.run(subject, _without(data, broken), replace(context, left_out=len(broken)))
+
+
+def _find_broken(data: LabelledData, screen: Screen) -> set[str]:
+    met = Unreadable()
+    sources = [data.train] if data.test is data.train else [data.train, data.test]
+    for source in sources:
+        with screen.working(f"looking for unreadable images in {source.name}") as progress:
+            for images in in_order(source, CPU, BATCH, unreadable=met):
+                progress(int(images.index[-1]) + 1, len(source))
+    if met.reasons:
+        name, reason = next(iter(met.reasons.items()))
+        total = sum(len(source) for source in sources)
+        screen.warn(f"{len(met.reasons)} of {total} images cannot be read: left out. The first is {name}: {reason}")
+    return set(met.reasons)
+
+
+def _without(data: LabelledData, broken: set[str]) -> LabelledData:
+    def kept(source: Source) -> Source:
+        rows = [row for row in range(len(source)) if source.name_of(row) not in broken]
+        return Subset(source, rows) if len(rows) < len(source) else source
+
+    return replace(data, train=kept(data.train), test=kept(data.test)) if broken else data
 
 
 def _predictions_as_json(place: Path) -> None:
@@ -118,17 +157,19 @@ def _data_for(
     spec, root = request.data, request.root
     folder = Path(request.subject)
     is_run = folder.is_dir()
+    own = getattr(settings, "voc", None) or (getattr(settings, "data", None) if name == "detection" else None)
+    if own is not None:  # these settings name the images themselves; the others are not looked at
+        nothing = ArraySource(torch.empty(0, 3, 1, 1, dtype=torch.uint8), name=str(own))
+        return LabelledData(nothing, nothing, str(own)), settings
     if spec is None:
         if not is_run:
             raise UserError("name the labelled images with --data: these weights are not a run that knows its own")
         spec, root = Run(folder).settings.data.source, root or Run(folder).settings.data.root
     train = open_source(spec, "train", root, max_side)
-    if name == "detection" and getattr(settings, "data", None) is None:
+    if name == "detection":
         if train.labels is not None:
             raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
-        settings = settings.model_copy(update=_boxes_of(spec, train))
-    if name == "detection" or getattr(settings, "voc", None) is not None:
-        return LabelledData(train, train, spec), settings  # these read their annotations themselves
+        return LabelledData(train, train, spec), settings.model_copy(update=_boxes_of(spec, train))
     if name == "clusters":  # the test split is not looked at, so none is taken out
         if is_run and request.data is None:
             settings = _own_clusters(folder, settings, train, place)

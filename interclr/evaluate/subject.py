@@ -20,6 +20,9 @@ from interclr.types import UserError
 
 IMAGENET_SIZE = 224
 BACKBONE_PREFIX = "intra.encoder.backbone."
+# Under which published checkpoints keep a backbone, in the order in which they are tried: MoCo's, mmselfsup's, …
+ENCODERS = ("", "encoder_q.", "encoder.", "backbone.", "network.", "online_encoder.", "base_encoder.")
+PREFIXES = tuple(f"{outer}{encoder}" for outer in ("", "module.", "model.") for encoder in ENCODERS)
 
 
 def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None = None) -> Subject:
@@ -112,11 +115,11 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _load_names(network: nn.Module, state: dict[str, Tensor], spec: str) -> None:
-    """Load by torchvision's names, forgiving common prefixes and a classifier that is not wanted."""
-    for prefix in ("module.encoder_q.", "module.", "backbone.", "network.", "encoder."):
-        if state and all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    """Load by torchvision's names, after one of the usual prefixes; heads, queues and other networks are ignored."""
     wanted = network.state_dict()
+    found = (prefix for prefix in PREFIXES if all(prefix + key in state for key in wanted))
+    prefix = next(found, "")
+    state = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     missing = [key for key in wanted if key not in state or state[key].shape != wanted[key].shape]
     if missing:
         raise UserError(

@@ -195,6 +195,15 @@ def test_centre_crop_leaves_small_images_alone() -> None:
     close(mixed[1], F.center_crop(F.resize(pixels[1, :, :20] / 255, [37], antialias=True), [32]))
 
 
+def test_centre_crop_of_an_image_does_not_depend_on_its_neighbours() -> None:
+    pixels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    pixels[0, :, :32, :32] = random_pixels(1, 3, 32, 32)[0]
+    pixels[1] = random_pixels(1, 3, 64, 64)[0]
+    beside = centre_crop(Images(torch.arange(2), pixels, torch.tensor([[32, 32], [64, 64]])), 32, MEAN, STD)
+    alone = centre_crop(Images(torch.arange(1), pixels[:1, :, :32, :32].contiguous()), 32, MEAN, STD)
+    close(beside[:1], alone)
+
+
 def test_sizes_default_to_the_canvas() -> None:
     assert image_sizes(Images(torch.arange(2), random_pixels(2, 3, 5, 9))).tolist() == [[5, 9], [5, 9]]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +174,25 @@ def test_it_learns_and_writes_everything(kit: Path, tmp_path: Path) -> None:
     for name in ("precision_recall.png", "detections.png", "checkpoint.pt"):
         assert (tmp_path / "out" / name).stat().st_size > 0
     assert figures["AP50"] > 1
+
+
+def test_boxes_are_not_rounded_to_bfloat16(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the network computes in bfloat16; anchors, proposals and losses do not."""
+    seen: list[torch.Tensor] = []
+    inside: list[torch.dtype] = []
+
+    def watched(*given: Any, **named: Any) -> Any:
+        model = build(*given, **named)
+        model.rpn.anchor_generator.register_forward_hook(lambda *found: seen.extend(found[2]))
+        model.rpn.register_forward_hook(lambda *found: seen.extend([*found[2][0], *found[2][1].values()]))
+        model.backbone.layer1[0].conv1.register_forward_hook(lambda *found: inside.append(found[2].dtype))
+        return model
+
+    monkeypatch.setattr(detection, "build", watched)
+    half = replace(context(tmp_path / "out"), autocast=torch.bfloat16)
+    small(kit, iterations=2, precise_norm=1).run(subject(), None, half)
+    assert {each.dtype for each in seen} == {torch.float32}
+    assert set(inside) == {torch.bfloat16}
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

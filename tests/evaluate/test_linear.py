@@ -236,8 +236,10 @@ def test_presets_follow_the_paper() -> None:
     assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
     assert places.epochs == 14
     assert [round(places.factor(step, 100), 6) for step in (349, 350, 700, 1050)] == [1, 0.1, 0.01, 0.001]
+    assert (imagenet.batch_norm, places.batch_norm) == (True, True)
     named = replace(data(), name="imagenet")
     assert Linear().plan(named) == imagenet
+    assert Linear().plan(replace(data(), name="imagenette2-160")) == PRESETS["small"]
     assert Linear().plan(data()) == PRESETS["small"]
     assert Linear(preset="imagenet", epochs=10).plan(data()).drops == (3, 6, 9)
 

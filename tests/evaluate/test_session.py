@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
+from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torchvision
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from interclr.config import load_settings
+from interclr.data.builtin import open_source
+from interclr.data.packed import pack
+from interclr.data.source import Source
 from interclr.data.synthetic import generate
 from interclr.engine import pretrain
 from interclr.evaluate import PROTOCOLS, Request, evaluate, open_subject
+from interclr.models import BackboneConfig
 from interclr.run.folder import load
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -205,3 +213,121 @@ def test_images_without_a_label_are_left_out_of_a_partly_labelled_set(run: Path,
     measure(["knn"], str(run), "k=3", data=str(folder / "list.csv"), out=tmp_path / "out")
     predictions = json.loads((tmp_path / "out" / "knn" / "predictions.json").read_text())
     assert all(len(values) == 10 for values in predictions.values())  # 4 of every class have labels, 1 is tested on
+
+
+def replace_by_noise(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    for path in folder.rglob("*.png"):
+        Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+
+
+@pytest.mark.parametrize("image_format", ["jpeg", "raw"])
+def test_features_are_made_again_when_a_packed_store_is(run: Path, tmp_path: Path, image_format: str) -> None:
+    """Names and labels are the same, so nothing but the images tells the stores apart."""
+    folder, store = class_folder(tmp_path / "images"), tmp_path / "store"
+    for again in (False, True):
+        if again:
+            replace_by_noise(folder)
+            shutil.rmtree(store)
+        pack(open_source(str(folder)), store, image_format=image_format)
+        found = measure(["knn"], str(run), "k=3", data=str(store), out=tmp_path / "out")
+    assert len(list((tmp_path / "out" / "features").iterdir())) == 4  # two splits of two stores
+    assert found == measure(["knn"], str(run), "k=3", data=str(store), out=tmp_path / "fresh")
+
+
+def test_features_of_a_subset_of_a_subset_are_made_again(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images")
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
+    lines = [f"{name},{name.split('/')[0] if number % 7 else ''}" for number, name in enumerate(names)]
+    (folder / "list.csv").write_text("\n".join(lines))
+    first = measure(["knn"], str(run), "k=3", data=str(folder / "list.csv"), out=tmp_path / "out")
+    replace_by_noise(folder)
+    again = measure(["knn"], str(run), "k=3", data=str(folder / "list.csv"), out=tmp_path / "out")
+    assert again == measure(["knn"], str(run), "k=3", data=str(folder / "list.csv"), out=tmp_path / "fresh")
+    assert again != first
+
+
+def test_a_source_that_cannot_tell_is_never_the_same() -> None:
+    class Unknown(Source):
+        name, labels, classes = "unknown", None, None
+
+        def __len__(self) -> int:
+            return 3
+
+        def name_of(self, index: int) -> str:
+            return str(index)
+
+        def read(self, index: int) -> torch.Tensor:
+            return torch.zeros(3, 4, 4, dtype=torch.uint8)
+
+        def _add_to_fingerprint(self, digest: object) -> None: ...
+
+    assert Unknown().fingerprint() == Unknown().fingerprint()
+    assert Unknown().content() != Unknown().content()
+
+
+@pytest.mark.parametrize(
+    ("names", "overrides"),
+    [
+        (["knn", "svm"], []),
+        (["linear"], ["epochs=2"]),
+        (["linear"], ["epochs=1", "augment=true"]),
+        (["semi-supervised"], ["fractions=[0.5]", "epochs=1"]),
+    ],
+)
+def test_unreadable_images_are_left_out_and_counted(
+    run: Path, tmp_path: Path, names: list[str], overrides: list[str]
+) -> None:
+    """The figures are those of the folder without them."""
+    folder, clean = tmp_path / "images", tmp_path / "clean"
+    for place in (folder, clean):  # a test split of their own: a fifth would be another fifth without them
+        for number, path in enumerate(sorted(class_folder(tmp_path / "flat", 120).rglob("*.png"))):
+            target = place / ("val" if number % 4 == 0 else "train") / path.parent.name / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+    for number, path in enumerate(sorted(folder.rglob("*.png"))):
+        if number % 5 == 0:
+            path.write_bytes(path.read_bytes()[:40])
+            (clean / path.relative_to(folder)).unlink()
+    stream = StringIO()
+    screen = Screen(Console(file=stream, width=200))
+    request = Request(str(run), str(folder), tmp_path / "out")
+    found = evaluate(names, PROTOCOLS, request, overrides, screen)
+    assert found == measure(names, str(run), *overrides, data=str(clean), out=tmp_path / "other")
+    assert stream.getvalue().count("24 of 120 images cannot be read: left out. The first is") == 1
+    for name in names:
+        assert json.loads((tmp_path / "out" / name / "result.json").read_text())["unreadable_left_out"] == 24
+
+
+def test_one_class_is_nothing_to_measure(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images")
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
+    (folder / "list.csv").write_text("\n".join(f"{name},1" for name in names))
+    for protocol in ("knn", "linear"):
+        with pytest.raises(UserError, match="are of one class"):
+            measure([protocol], str(run), data=str(folder / "list.csv"), out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "others"),
+    [
+        ("module.encoder_q.", {"module.encoder_k.conv1.weight", "module.queue", "module.encoder_q.fc.0.weight"}),
+        ("backbone.", {"head.fc.weight", "neck.0.bias"}),
+        ("", {"fc.weight"}),
+    ],
+)
+def test_backbones_inside_published_checkpoints_are_found(tmp_path: Path, prefix: str, others: set[str]) -> None:
+    network = BackboneConfig(backbone="resnet18").build()
+    state = {prefix + name: value for name, value in network.network.state_dict().items()}
+    path = tmp_path / "weights.pth"
+    torch.save({"state_dict": state | {name: torch.zeros(3) for name in others}}, path)
+    opened = open_subject(str(path), "resnet18").backbone.network.state_dict()
+    assert all(torch.equal(opened[name], value) for name, value in network.network.state_dict().items())
+
+
+def test_settings_that_name_the_images_need_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(BackboneConfig(backbone="resnet18").build().network.state_dict(), path)
+    for protocol, setting in (("detection", "data=/nowhere"), ("svm", "voc=/nowhere")):
+        with pytest.raises(UserError, match="/nowhere"):
+            measure([protocol], str(path), setting, backbone="resnet18", out=tmp_path / "out")

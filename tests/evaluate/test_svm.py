@@ -201,5 +201,5 @@ def test_bad_labels_are_errors(tmp_path: Path) -> None:
     good.train.labels = labels
     with pytest.raises(UserError, match="no training image: 2"):
         SVM().run(subject, replace(good, test=tiny_subject.labelled([0], [0, 2]).test), context)
-    with pytest.raises(UserError, match="no negative training image"):
+    with pytest.raises(UserError, match="all training images of noise are of one class"):
         SVM().run(subject, tiny_subject.labelled([0, 0], [0]), context)
