@@ -327,12 +327,18 @@ class Training:
         return self.monitor.embed(self.learner.intra.bank_encoder(), self.data.images, what)
 
     def _start_clusters_if_due(self) -> None:
-        """Before the first epoch of the inter branch: embed every image with the network as it is, and cluster."""
+        """Before the first epoch of the inter branch: cluster every image as the network sees it now.
+
+        A method with a bank of its own keeps it: its averages over many views are what the intra loss goes on with.
+        """
         if self.clusters_started or self.step >= self.plan.total:
             return
         epoch = self.plan.epoch(self.step)
         if self.learner.inter_active(epoch):
-            features = self._embed_all("embedding every image for the first clusters")
+            assert self.learner.bank is not None
+            kept = self.learner.intra.uses_bank and self.step > 0
+            embed = self._embed_all
+            features = self.learner.bank.features if kept else embed("embedding every image for the first clusters")
             self.learner.start_clusters(features, self._cluster_generator(epoch))
             self.clusters_started = True
 

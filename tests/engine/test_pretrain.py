@@ -147,6 +147,18 @@ def test_npids_bank_may_start_from_features(tmp_path: Path) -> None:
     assert (random == at_once).all(1).sum() == 0
 
 
+def test_npids_bank_stays_when_the_inter_branch_begins(tmp_path: Path) -> None:
+    """Four steps are an epoch; the fifth, the branch's first, writes 16 of 64 entries."""
+
+    def bank(name: str, steps: int, *overrides: str) -> Tensor:
+        settings = tiny("method={name: npidv2, dim: 16, hidden: 32, negatives: 20}", *overrides)
+        run = train(settings, tmp_path / name, stop_after=steps)
+        return final_state(run.folder)["learner"]["bank.features"]
+
+    before, after = bank("plain", 4), bank("late", 5, *INTER, "inter.warmup_epochs=1")
+    assert (before - after).abs().amax(1).lt(1e-6).sum() == 48
+
+
 def test_inter_starts_after_its_warm_up(out: Path) -> None:
     run = train(tiny(*INTER, "inter.warmup_epochs=1", "engine.log_every=2"), out)
     lines = [line for line in run.metrics if "loss" in line]
