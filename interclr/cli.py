@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -28,11 +29,11 @@ console = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def recipe_and_overrides(words: list[str] | None) -> tuple[str | None, list[str]]:
-    """The word without '=' is the recipe; there may be one."""
-    plain = [word for word in words or [] if "=" not in word]
+    """The word without '=', or the file of that name, is the recipe; there may be one."""
+    plain = [word for word in words or [] if "=" not in word or (word.endswith(".yaml") and Path(word).is_file())]
     if len(plain) > 1:
         raise UserError(f"one recipe at a time, not {' and '.join(plain)}; overrides are written key.sub=value")
-    return (plain[0] if plain else None), [word for word in words or [] if "=" in word]
+    return (plain[0] if plain else None), [word for word in words or [] if word not in plain]
 
 
 @app.command()
@@ -48,12 +49,12 @@ def pretrain(
 ) -> None:
     """Pre-train a backbone. Without arguments: the default recipe on the embedded synthetic set."""
     from interclr import dist
-    from interclr.config import load_settings
+    from interclr.config import load_settings, quoted
     from interclr.engine import pretrain as train
 
     recipe, overrides = recipe_and_overrides(words)
-    overrides = [f"data.source={json.dumps(data)}"] * (data is not None) + overrides
-    overrides += [f"engine.device={json.dumps(device)}"] * (device is not None)
+    overrides = ([] if data is None else [f"data.source={quoted(data)}"]) + overrides
+    overrides += [] if device is None else [f"engine.device={quoted(device)}"]
     if resume:
         if out is None:
             raise UserError("--resume needs the run folder: add --out DIR")
@@ -188,7 +189,10 @@ def plot(
 
     if kind == "negatives" and len(runs) != 1:
         raise UserError(f"plot negatives takes one run, not {len(runs)}")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {out.parent}: {error.strerror or error}; choose another --out") from error
     on = choose_device(device)
     if kind == "tsne":
         plot_tsne(runs, out, data=data, seed=seed, device=on)
@@ -240,10 +244,10 @@ def embed(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, out)
+        names = "\n".join(json.dumps(source.name_of(row)) for row in range(len(source)))
+        out.with_suffix(".names.txt").write_text(names + "\n")
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {out}: {error}") from error
-    names = "\n".join(json.dumps(source.name_of(row)) for row in range(len(source)))
-    out.with_suffix(".names.txt").write_text(names + "\n")
     console.print(f"{len(source):,} x {features.shape[1]} features in {out}", markup=False)
 
 
@@ -374,6 +378,9 @@ def data_check(
 
 def main() -> None:
     """Entry point: turns ``UserError`` into one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a file name need not be text
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = lambda message, *_: print(f"! {message}", file=sys.stderr)
     try:
         app()

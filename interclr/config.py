@@ -6,6 +6,7 @@ A typo, a wrong type or an impossible value becomes one line that names the key 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -156,6 +157,11 @@ def load_recipe(recipe: str, above: tuple[str, ...] = ()) -> Tree:
     for base in bases:
         tree = merge(tree, load_recipe(base, (*above, where)))
     return merge(tree, own)
+
+
+def quoted(text: str) -> str:
+    """``text`` as an override has it, whatever it holds: YAML reads JSON's pairs of surrogates as two characters."""
+    return '"' + "".join(f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else json.dumps(c)[1:-1] for c in text) + '"'
 
 
 def parse_override(text: str) -> Tree:

@@ -26,11 +26,11 @@ class Screen:
 
     def say(self, text: str) -> None:
         if not self.silent:
-            self.console.print(text, markup=False)
+            self.console.print(printable(text), markup=False)
 
     def warn(self, text: str) -> None:
         if not self.silent:
-            self.console.print(f"! {text}", style="yellow", markup=False)
+            self.console.print(f"! {printable(text)}", style="yellow", markup=False)
 
     def table(self, title: str, rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> None:
         if self.silent:
@@ -39,7 +39,7 @@ class Screen:
         for name in header:
             table.add_column(Text(name))
         for row in rows:
-            table.add_row(*map(Text, row))  # as it is: a file may be called [/bold].jpg
+            table.add_row(*(Text(printable(cell)) for cell in row))  # as it is: a file may be called [/bold].jpg
         self.console.print(table)
 
     @contextmanager
@@ -81,6 +81,11 @@ class Screen:
         with Progress(*columns, console=self.console, expand=True, refresh_per_second=4) as progress:
             task = progress.add_task("", total=total, completed=first, epoch="-", figures="")
             yield TrainingBar(self, total, first, progress, task)
+
+
+def printable(text: str) -> str:
+    """A file name that is not UTF-8 is no reason to end a run."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class TrainingBar:

@@ -65,6 +65,7 @@ def small(*overrides: str) -> list[str]:
         (["data", "get", "imagenet"], "cannot be downloaded"),
         (["data", "pack", "/nowhere/at/all", "/tmp/x"], "does not exist"),
         (["data", "check", "/nowhere/at/all"], "does not exist"),
+        (["plot", "tsne", "/nowhere", "--out", "/dev/null/picture"], "cannot write to /dev/null"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -227,3 +228,27 @@ def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
     answer = call("export", str(run), str(tmp_path / "weights.x"), "--format", "keras")
     assert answer.code == 2
     assert "detectron2" in answer.err
+
+
+def test_names_that_are_no_plain_text(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Beyond the basic plane, and not UTF-8 at all; neither ends a run."""
+    folder = write_images(tmp_path / "\N{CAMERA}", 8)
+    (folder / os.fsdecode(b"n\xe9.jpg")).write_bytes(b"no image")
+    words = [word for word in small("schedule.epochs=1", "data.batch=4") if not word.startswith("data.source=")]
+    result = call("pretrain", *words, "--data", str(folder), "--out", str(tmp_path / "run"), "--no-report")
+    assert result.code == 0
+    assert "1 of 9 images are unreadable" in result.out
+    assert Run(tmp_path / "run").settings.data.source == str(folder)
+    env = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(
+        [sys.executable, "-m", "interclr.cli", "data", "check", str(folder)], env=env, capture_output=True
+    )
+    assert b"Traceback" not in done.stderr
+    assert rb"n\udce9.jpg" in done.stdout
+
+
+def test_a_recipe_file_may_have_an_equals_sign_in_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "lr=3" / "resolved.yaml"
+    path.parent.mkdir()
+    path.write_text("{}")
+    assert cli.recipe_and_overrides([str(path), "seed=1"]) == (str(path), ["seed=1"])

@@ -83,7 +83,7 @@ def _rows(file: Path, text: str) -> Iterator[tuple[str, str]]:
         match = _line.match(line)
         if match:
             yield match["path"], (match["label"] or "").strip().strip("\"'")
-        elif number > 1:  # a first line that names no image is a header
+        elif number > 1 or "." in line.split(",")[0]:  # a first line that names no file is a header
             raise UserError(
                 f"{file}, line {number}: no image path in {line[:80]!r} (expected: path, or path and label)"
             )
@@ -109,6 +109,8 @@ def _number(labels: list[str], file: Path) -> tuple[Tensor | None, tuple[str, ..
     if not present:
         return None, None
     if all(re.fullmatch(r"-?\d+", label) for label in present):
+        if max(map(len, present)) > 18:  # beyond int64
+            raise UserError(f"{file}: the label {max(present, key=len)} is too large a number")
         numbers = torch.tensor([int(label) if label else -1 for label in labels])
         if int(numbers.min()) < -1:
             raise UserError(f"{file}: the label {int(numbers.min())} is negative (only -1 is allowed, for unknown)")

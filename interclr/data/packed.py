@@ -41,6 +41,8 @@ class PackReport:
 
     def __str__(self) -> str:
         kept = f", {self.untouched:,} JPEG files byte for byte" if self.untouched else ""
+        if self.format == "jpeg" and self.untouched < self.count:
+            kept += f", {self.count - self.untouched:,} encoded anew as JPEG, which changes pixels a little"
         lines = [f"{self.count:,} images in {self.folder} ({self.format}, {self.bytes / 1e6:,.1f} MB{kept})"]
         if self.unreadable:
             lines.append(f"{len(self.unreadable):,} unreadable images left out (pack.json names them all):")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,8 @@ from interclr.data.source import Source
 
 class Subset(Source):
     def __init__(self, source: Source, rows: Sequence[int], name: str | None = None) -> None:
-        self.source, self.rows = source, rows
+        self.source = source
+        self.rows = np.asarray(rows, dtype=np.int64)  # no Python objects: worker processes share it
         self.name = name or source.name
         self.classes = source.classes
         self.labels = None if source.labels is None else source.labels[torch.as_tensor(rows, dtype=torch.int64)]
@@ -22,21 +24,21 @@ class Subset(Source):
         return len(self.rows)
 
     def name_of(self, index: int) -> str:
-        return self.source.name_of(self.rows[index])
+        return self.source.name_of(int(self.rows[index]))
 
     def read(self, index: int) -> Tensor:
-        return self.source.read(self.rows[index])
+        return self.source.read(int(self.rows[index]))
 
     def whole(self) -> Tensor | None:
         pixels = self.source.whole()
         return None if pixels is None else pixels[torch.as_tensor(self.rows, dtype=torch.int64)]
 
     def encoded(self, index: int) -> bytes | None:
-        return self.source.encoded(self.rows[index])
+        return self.source.encoded(int(self.rows[index]))
 
     def _add_to_fingerprint(self, digest: hashlib._Hash) -> None:
         digest.update(self.source.fingerprint().encode())
         digest.update(torch.as_tensor(self.rows, dtype=torch.int64).numpy().tobytes())
 
     def _add_content(self, digest: hashlib._Hash, rows: Sequence[int]) -> None:
-        self.source._add_content(digest, [self.rows[row] for row in rows])
+        self.source._add_content(digest, self.rows[np.asarray(rows, dtype=np.int64)].tolist())

@@ -45,6 +45,7 @@ class TrainingData:
     queries: Canvas | Source | None
     bank_rows: Tensor | None  # rows of train that serve as the k-NN bank; None: no labels, no k-NN
     unreadable: Unreadable
+    fingerprint: str = ""  # of all that was found, before anything was held out or left out
 
     @property
     def labels(self) -> Tensor | None:
@@ -89,7 +90,7 @@ def median_side(source: Source) -> int:
 
 
 def prepare(source: Source, config: DataConfig, device: torch.device, screen: Screen) -> TrainingData:
-    unreadable = Unreadable()
+    unreadable, fingerprint = Unreadable(), source.fingerprint()
     held: Source | None = None
     if config.hold_out:
         shuffled = torch.randperm(len(source), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))
@@ -99,7 +100,7 @@ def prepare(source: Source, config: DataConfig, device: torch.device, screen: Sc
     if _fits(source, config, device):
         images, source = _resident(source, config, device, screen, unreadable)
     queries, bank_rows = _monitor_sets(source, images, held, config, device, screen)
-    return TrainingData(source, images, queries, bank_rows, unreadable)
+    return TrainingData(source, images, queries, bank_rows, unreadable, fingerprint)
 
 
 def _without(source: Source, rows: Tensor) -> Source:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from interclr.config import Settings
 from interclr.data.canvas import Canvas
+from interclr.data.reading import Unreadable
 from interclr.data.source import Source
 from interclr.data.stream import in_order
 from interclr.data.subset import Subset
@@ -46,12 +47,24 @@ class Monitor:
         """Top-1 of the weighted k-NN, in percent; None without labels."""
         if self.rows is None or self.data.queries is None or self.data.labels is None:
             return None
-        bank = self.embed(network, self._take(self.rows), "embedding training images for k-NN")
-        queries = self.embed(network, self.data.queries, "embedding test images for k-NN")
-        labels = self.data.labels[self.rows].to(bank.device)
         truth = self.data.queries.labels
         assert truth is not None
-        return knn_accuracy(bank, labels, queries, truth.to(bank.device), self.k, self.temperature)
+        labels = self.data.labels[self.rows]
+        bank, labels = self._readable(network, self._take(self.rows), labels, "embedding training images for k-NN")
+        queries, truth = self._readable(network, self.data.queries, truth, "embedding test images for k-NN")
+        return knn_accuracy(bank, labels, queries, truth, self.k, self.temperature)
+
+    def _readable(
+        self, network: nn.Module, images: Canvas | Source, labels: Tensor, what: str
+    ) -> tuple[Tensor, Tensor]:
+        """Features and labels of the images that can be read: the others would be seen as their neighbours."""
+        met = Unreadable()
+        features = self.embed(network, images, what, met)
+        labels = labels.to(features.device)
+        if not met.reasons or isinstance(images, Canvas):
+            return features, labels
+        kept = [row for row in range(len(images)) if images.name_of(row) not in met.reasons]
+        return features[kept], labels[kept]
 
     def knn_of_pixels(self) -> float | None:
         """What the pixels themselves give: a floor that any training must leave behind."""
@@ -73,7 +86,9 @@ class Monitor:
             self.screen.warn(line)
         return figures
 
-    def embed(self, network: nn.Module, images: Canvas | Source, what: str) -> Tensor:
+    def embed(
+        self, network: nn.Module, images: Canvas | Source, what: str, unreadable: Unreadable | None = None
+    ) -> Tensor:
         data, engine = self.settings.data, self.settings.engine
         size = int(data.image_size)
 
@@ -83,7 +98,7 @@ class Monitor:
         with self.screen.working(what) as progress:
             return embed_all(
                 network,
-                in_order(images, self.device, BATCH, None if data.workers == "auto" else data.workers),
+                in_order(images, self.device, BATCH, None if data.workers == "auto" else data.workers, unreadable),
                 transform,
                 pick=_inter_projection,
                 channels_last=engine.channels_last,

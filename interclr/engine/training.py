@@ -27,7 +27,7 @@ from interclr.engine.step import CLUSTER_STREAM, Plan, TrainStep
 from interclr.engine.waiting import DataWait
 from interclr.learner import Learner
 from interclr.run import checkpoint
-from interclr.run.folder import Run, environment, save_backbone, write_text
+from interclr.run.folder import Run, environment, forget_result, save_backbone, write_text
 from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
@@ -201,6 +201,7 @@ class Training:
         self.started = self.saved_at = time.monotonic()
         self.saved_step = self.step if self.resumed else -1
         if dist.is_main():
+            forget_result(self.folder)  # a finished run that goes on is not finished
             write_text(self.folder / "resolved.yaml", dump(self.settings))
         loggers = self.settings.engine.loggers if dist.is_main() else ()
         resume_step = self.step if self.resumed else None
@@ -392,6 +393,7 @@ class Training:
             "inter": self.learner.inter_active(self.plan.epochs),
             "data": self.data.source.name,
             "images": self.images,
+            "fingerprint": self.data.fingerprint,
             "epochs": self.plan.epochs,
             "steps": self.step,
             "seed": self.settings.seed,

@@ -68,6 +68,9 @@ class BackboneConfig(Config):
 class Backbone(nn.Module):
     """A network that maps images (B, 3, S, S) to ``features`` numbers each."""
 
+    mean: tuple[float, float, float] | None = None  # of the images it was trained on, where that is known
+    std: tuple[float, float, float] | None = None
+
     def __init__(self, network: nn.Module, features: int) -> None:
         super().__init__()
         self.network = network

@@ -55,8 +55,8 @@ def curves(records: Records) -> list[dict[str, Any]]:
                 thin = _thinned(points)
                 series.append({"name": name, "x": [_short(x) for x, _ in thin], "y": [_short(y) for _, y in thin]})
         if series:
-            level = {"name": "raw pixels", "y": _short(start["knn_pixels"])} if title == "k-NN accuracy" else None
-            level = level if "knn_pixels" in start else None
+            has_level = title == "k-NN accuracy" and "knn_pixels" in start  # large images have none
+            level = {"name": "raw pixels", "y": _short(start["knn_pixels"])} if has_level else None
             found.append({"title": title, "unit": unit, "note": note, "series": series, "level": level})
     return found
 

@@ -41,7 +41,10 @@ class Run:
     def result(self) -> dict[str, Any]:
         """The final figures; empty while the run is unfinished."""
         path = self.folder / "result.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        try:
+            return dict(json.loads(path.read_text())) if path.exists() else {}
+        except ValueError:  # cut off by a crash: the checkpoint has all of it
+            return {}
 
     @property
     def finished(self) -> bool:
@@ -59,7 +62,10 @@ def load(path: str | Path) -> Backbone:
     backbone = Run(folder).settings.model.build()
     weights = folder / "backbone.safetensors"
     if weights.exists():
-        state = load_file(weights)
+        try:
+            state = load_file(weights)
+        except SafetensorError as error:
+            raise UserError(f"{weights} is damaged ({error}): remove it, and the newest checkpoint serves") from None
     else:
         found = checkpoint.load_latest(folder / "checkpoint")
         if found is None:
@@ -67,18 +73,26 @@ def load(path: str | Path) -> Backbone:
         prefix = "intra.encoder.backbone."
         state = {k.removeprefix(prefix): v for k, v in found[0]["learner"].items() if k.startswith(prefix)}
     backbone.load_state_dict(state)
+    data = Run(folder).settings.data
+    backbone.mean, backbone.std = data.mean, data.std
     return backbone.eval()
 
 
 @torch.no_grad()
 def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings: Settings | None = None) -> Tensor:
-    """Features (N, F) of uint8 images (N, 3, H, W), centre-cropped to ``size`` (their own shorter side by default)."""
+    """Features (N, F) of uint8 images (N, 3, H, W), centre-cropped to ``size`` (their own shorter side by default).
+
+    Normalised as the run was that the backbone was loaded from, or as ``settings`` say; otherwise as for ImageNet.
+    """
     data = (settings or Settings()).data
+    mean, std = data.mean, data.std
+    if settings is None and isinstance(backbone, Backbone):
+        mean, std = backbone.mean or mean, backbone.std or std
     side = size or min(images.shape[2:])
     rows = []
     for part in images.split(256):
         batch = Images(torch.arange(len(part)), part)
-        rows.append(backbone(centre_crop(batch, side, data.mean, data.std)))
+        rows.append(backbone(centre_crop(batch, side, mean, std)))
     return torch.cat(rows)
 
 
@@ -86,7 +100,10 @@ def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text)
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         raise _could_not_write(path, error) from error
@@ -121,11 +138,16 @@ def prepare_folder(folder: Path, resume: bool) -> None:
         probe = folder / f".write-test-{os.getpid()}"  # every rank tries
         probe.write_text("")
         probe.unlink()
-        if not resume:  # what an earlier attempt left behind does not speak for this one
-            for stale in ("result.json", "backbone.safetensors"):
-                (folder / stale).unlink(missing_ok=True)
+        if not resume:
+            forget_result(folder)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
+
+
+def forget_result(folder: Path) -> None:
+    """What an earlier attempt, or the run before it went on, left behind does not speak for it any more."""
+    for stale in ("result.json", "backbone.safetensors"):
+        (folder / stale).unlink(missing_ok=True)
 
 
 def environment() -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from interclr.bank import MemoryBank
 from interclr.data.canvas import Canvas, on_canvas
-from interclr.data.source import Source
+from interclr.data.source import Source, UnreadableImage
 from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData
 from interclr.evaluate.plots import figure
@@ -29,7 +29,7 @@ from interclr.study.subjects import (
     choose,
     names_of,
     open_run,
-    state_of_learner,
+    state_of_run,
     training_data,
 )
 from interclr.types import Images, UserError
@@ -107,7 +107,7 @@ def _queries(held: TrainingData, count: int, seed: int) -> tuple[Canvas, Tensor 
 
 
 def _canvas(source: Source, rows: list[int]) -> Canvas:
-    pixels, size = on_canvas([source.read(row) for row in rows])
+    pixels, size = on_canvas([_read(source, row) for row in rows])
     return Canvas(pixels, size, None)
 
 
@@ -162,12 +162,14 @@ def plot_negatives(
 
 
 def _bank_of(subject: Subject, held: TrainingData) -> tuple[MemoryBank, str]:
-    state = state_of_learner(subject.folder)
-    features, size = state.get("bank.features"), len(held.source)
-    if features is not None and len(state["bank.counts"]):
-        if len(features) != size:
+    whole = state_of_run(subject.folder)
+    state, size = whole["learner"], len(held.source)
+    features = state.get("bank.features")
+    if features is not None and whole["clusters_started"]:
+        if whole["data"] != held.source.fingerprint():
             raise UserError(
-                f"the bank of {subject.folder} holds {len(features)} images, but its data now have {size}: restore them"
+                f"the data of {subject.folder} have changed since it was trained: its bank belongs to other images. "
+                "Restore them"
             )
         bank = MemoryBank(size, features.shape[1], len(state["bank.counts"]), dtype=features.dtype)
         bank.load_state_dict({key.removeprefix("bank."): v for key, v in state.items() if key.startswith("bank.")})
@@ -194,12 +196,20 @@ def _false_share(sampler: Sampler, bank: MemoryBank, labels: Tensor, seed: int) 
     return float((same & real).sum() / real.sum().clamp_min(1))
 
 
+def _read(source: Source, row: int) -> Tensor:
+    """An image that cannot be read is shown as a grey square."""
+    try:
+        return source.read(row)
+    except UnreadableImage:
+        return torch.full((3, TILE, TILE), 128, dtype=torch.uint8)
+
+
 def _picture(images: Canvas | Source, row: int) -> np.ndarray[Any, Any]:
     """The whole central square, (S, S, 3) in 0…1."""
     if isinstance(images, Canvas):
         one = images.take(torch.tensor([row]))
     else:
-        one = Images(torch.tensor([row]), images.read(row)[None])
+        one = Images(torch.tensor([row]), _read(images, row)[None])
     height, width = one.pixels.shape[2:] if one.size is None else one.size[0].tolist()
     square = centre_crop(one, min(TILE, height, width), (0, 0, 0), (1, 1, 1), resize_ratio=1)
     return square[0].permute(1, 2, 0).clamp(0, 1).cpu().numpy()

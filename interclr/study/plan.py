@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from interclr.config import Settings, load_recipe, merge, parse_override, settings_from
+from interclr.config import Settings, load_recipe, merge, parse_override, quoted, settings_from
 from interclr.engine.build import choose_device
 from interclr.engine.dataset import Facts, median_side, open_training_source
 from interclr.engine.settle import settle
@@ -94,7 +94,7 @@ def plan(
     The recipe, then the study's overrides, then the cell's, then the user's; a user cannot set what the cells vary.
     """
     chosen = recipe or default_recipe(study, data)
-    given = [f"data.source={json.dumps(data)}"] * (data is not None)
+    given = [] if data is None else [f"data.source={quoted(data)}"]
     given += [f"schedule.epochs={epochs}"] * (epochs is not None)
     given += overrides
     tree = load_recipe(chosen)

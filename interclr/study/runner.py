@@ -20,6 +20,7 @@ import torch
 
 from interclr.config import dump
 from interclr.engine import pretrain
+from interclr.engine.dataset import open_training_source
 from interclr.run.folder import Run, write_text
 from interclr.screen import Screen, TrainingBar
 from interclr.study.figures import draw
@@ -71,6 +72,7 @@ def run_study(
     for each, study in studies.items():
         work.add(each, study, planned[each])
         _warn_where_pointless(each, study, planned[each], screen)
+    work.check_data()
     work.introduce(", ".join(study.title for study in studies.values()), probe)
     try:
         work.run()
@@ -159,6 +161,18 @@ class Work:
             f"{len(self.cells) - len(waiting)} of {len(self.cells)} runs are finished; "
             f"{len(waiting)} to go, {self.jobs} at a time{self._left(waiting)}"
         )
+
+    def check_data(self) -> None:
+        """Cells are compared, so those that are finished and those still to train have to see the same images."""
+        waiting = {str(cell.settings.data.source): cell for cell in self.pending()}
+        for name, cell in waiting.items():
+            others = [other for other in self.cells.values() if str(other.settings.data.source) == name]
+            seen = {Run(self.folder(other)).result.get("fingerprint") for other in others} - {None}
+            if seen and seen != {open_training_source(cell.settings.data).fingerprint()}:
+                raise UserError(
+                    f"finished cells in {self.home} were trained on other images than {name} has now: choose another "
+                    "--out, or restore the images"
+                )
 
     def _probe(self, cell: Cell) -> float | None:
         """Time the start and some steps of ``cell`` in a folder that is thrown away."""

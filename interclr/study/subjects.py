@@ -41,9 +41,7 @@ class Subject:
 
     def embed(self, images: Canvas | Source) -> Tensor:
         """Normalised features (N, F), centre-cropped."""
-        return F.normalize(
-            embed_all(self.network, in_order(images, self.device, BATCH, 0), self._crop, pick=_pick), dim=1
-        )
+        return F.normalize(embed_all(self.network, in_order(images, self.device, BATCH), self._crop, pick=_pick), dim=1)
 
     def embed_views(self, images: Images, views: int, seed: int) -> Tensor:
         """Features of ``views`` random views of each image, (N · views, F), the views of an image together."""
@@ -75,7 +73,7 @@ def open_run(path: str | Path, space: Space = "backbone", device: torch.device =
     settings = Run(folder).settings
     network: nn.Module = load(folder)
     if space == "embedding":
-        state = state_of_learner(folder)
+        state = state_of_run(folder)["learner"]
         size = state["bank.features"].shape[0] if "bank.features" in state else 2
         if "bank.features" not in state and settings.inter is not None:
             settings = settings.model_copy(update={"inter": None})  # λ = 1
@@ -85,12 +83,11 @@ def open_run(path: str | Path, space: Space = "backbone", device: torch.device =
     return Subject(folder, settings, network.to(device).eval(), device)
 
 
-def state_of_learner(folder: Path) -> dict[str, Tensor]:
+def state_of_run(folder: Path) -> checkpoint.State:
     found = checkpoint.load_latest(folder / "checkpoint")
     if found is None:
         raise UserError(f"{folder} has no checkpoint: this picture needs more than the backbone")
-    state: dict[str, Tensor] = found[0]["learner"]
-    return state
+    return found[0]
 
 
 def training_data(settings: Settings, data: str | None = None) -> TrainingData:

@@ -16,12 +16,16 @@ from torch import Tensor
 import interclr
 from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
+from interclr.data.reading import Unreadable
 from interclr.engine import training
+from interclr.engine.dataset import TrainingData, open_training_source
 from interclr.engine.metrics import Averages, Record
+from interclr.engine.monitor import Monitor
 from interclr.engine.step import TrainStep
 from interclr.learner import Learner
 from interclr.run import checkpoint
 from interclr.run.folder import Run
+from interclr.screen import Screen
 from interclr.types import UserError
 
 
@@ -410,3 +414,38 @@ def test_the_speed_counts_the_time_in_which_the_device_catches_up(out: Path, mon
     speeds = [line["images_per_second"] for line in run.metrics if "images_per_second" in line]
     assert len(speeds) == 3  # nine steps of 16 images, logged every three
     assert speeds[1:] == pytest.approx([3 * 16 / 6.0] * 2)
+
+
+def test_damaged_files_of_a_run_are_one_line(finished: tuple[Run, str], tmp_path: Path) -> None:
+    copy = shutil.copytree(finished[0].folder, tmp_path / "copy")
+    weights = copy / "backbone.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError, match="is damaged"):
+        interclr.load(copy)
+    (copy / "result.json").write_text("")
+    assert not Run(copy).finished
+
+
+def test_k_nn_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
+    """Streamed, an unreadable image would be seen as its neighbour: the figure is that of the readable ones alone."""
+    folder, clean = (write_images(tmp_path / name, 40, classes=2) for name in ("images", "clean"))
+    for path in sorted(folder.rglob("*.png"))[::4]:
+        path.write_bytes(b"no image")
+        (clean / path.relative_to(folder)).unlink()
+    found = {}
+    for images in (folder, clean):
+        wishes = (f"data.source={images}", "data.max_side=32", "data.workers=0", "monitor.k=3", "engine.precision=fp32")
+        settings = tiny(*wishes)
+        source = open_training_source(settings.data)
+        data = TrainingData(source, source, source, torch.arange(len(source)), Unreadable())
+        monitor = Monitor(settings, data, torch.device("cpu"), Screen(quiet=True))
+        found[images] = monitor.knn(torch.nn.Flatten())
+    assert found[folder] == found[clean]
+
+
+def test_embed_normalises_as_the_run_did(tmp_path: Path) -> None:
+    run = train(tiny("data.mean=[0.1, 0.2, 0.3]", "data.std=[0.3, 0.2, 0.1]", "schedule.epochs=1"), tmp_path / "run")
+    backbone, images = interclr.load(run.folder), torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8)
+    expected = interclr.embed(backbone, images, settings=run.settings)
+    assert torch.equal(interclr.embed(backbone, images), expected)
+    assert not torch.equal(interclr.embed(backbone, images, settings=Settings()), expected)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tiny_runs import INTER, Heard, final_state, same, same_run, tiny, train, write_images
 
+import interclr
 from interclr.config import Settings
 from interclr.data.stream import StreamLoader
 from interclr.engine.resume import changed_settings
@@ -368,3 +369,17 @@ def test_a_branch_that_has_begun_goes_on_when_auto_means_later(tmp_path: Path) -
     losses = {line["step"]: "inter_loss" in line for line in run.metrics if "loss" in line}
     assert all(has for step, has in losses.items() if step > 6)
     assert max(losses) == 24
+
+
+def test_a_finished_run_that_goes_on_is_not_finished(tmp_path: Path) -> None:
+    """Neither by its result nor by the weights that others would load."""
+    out = tmp_path / "run"
+    assert train(tiny(), out).finished
+    longer = tiny("schedule.epochs=4", "optimiser.base_lr=0.1")
+    stopped = train(longer, out, resume=True, stop_after=3)
+    assert not stopped.finished
+    assert not (out / "backbone.safetensors").exists()
+    state = final_state(out)["learner"]
+    loaded = interclr.load(out).state_dict()
+    assert all(torch.equal(loaded[name], state[f"intra.encoder.backbone.{name}"]) for name in loaded)
+    assert train(longer, out, resume=True).finished

@@ -32,6 +32,7 @@ from interclr.report.embedding_map import flatten, principal
 from interclr.report.history import MOST, curves
 from interclr.report.page import render, to_json
 from interclr.report.thumbnails import SHEETS_BUDGET, sheets, square
+from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -337,3 +338,22 @@ def test_thumbnails_are_square_and_sheets_stay_small() -> None:
     packed = sheets([noise] * 20_000, 28)  # noise is the worst case
     assert len(packed["sheets"]) == 8
     assert sum(map(len, packed["sheets"])) <= SHEETS_BUDGET
+
+
+def test_labelled_images_too_large_for_a_k_nn_of_pixels(tmp_path: Path, out: Path) -> None:
+    write_images(tmp_path / "images", 24, side=100, classes=2)
+    wishes = (f"data.source={tmp_path / 'images'}", "data.batch=8", "data.image_size=96", "schedule.epochs=1")
+    train(tiny(*wishes, "model.width=16"), out)  # 8 channels in channels-last crash torch on some CPUs
+    curve = next(curve for curve in made(out)["curves"] if curve["title"] == "k-NN accuracy")
+    assert curve["level"] is None
+    assert len(curve["series"][0]["y"]) == 2
+
+
+def test_a_run_that_began_as_another_has_a_report(finished: Path, out: Path) -> None:
+    """Branched: it has a checkpoint to go on from and no record of a start."""
+    (out / "checkpoint").mkdir(parents=True)
+    first = sorted((finished / "checkpoint").iterdir())[0]
+    shutil.copy(first, out / "checkpoint" / first.name)
+    run = train(Run(finished).settings, out, resume=True)
+    assert all(line.get("event") != "start" for line in run.metrics)
+    assert "k-NN accuracy" in [curve["title"] for curve in made(out)["curves"]]

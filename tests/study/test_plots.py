@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from tiny_runs import INTER, tiny, train, write_images
 
+from interclr.data.source import ArraySource, UnreadableImage
 from interclr.study import gallery
 from interclr.study.gallery import GREEN, RED, plot_negatives, plot_retrieval
 from interclr.study.plots import plot_curves, plot_tsne
@@ -123,3 +124,30 @@ def test_what_is_not_a_run_is_said(tmp_path: Path) -> None:
             call([], tmp_path / "x")
     with pytest.raises(UserError, match="is not a run folder"):
         plot_negatives(tmp_path, tmp_path / "x")
+
+
+def test_negatives_come_from_a_bank_that_was_started_and_is_of_these_images(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 40, classes=2)
+    wishes = (f"data.source={folder}", *INTER)
+    waiting = train(tiny(*wishes, "inter.warmup_epochs=1"), tmp_path / "waiting", stop_after=1).folder
+    assert bank_of(waiting)[1] == "the features of waiting, clustered here"
+    begun = train(tiny(*wishes), tmp_path / "begun", stop_after=1).folder
+    assert bank_of(begun)[1] == "the memory bank of begun"
+    first = sorted(folder.rglob("*.png"))[0]
+    first.rename(first.with_name("zzz.png"))  # as many images, in another order
+    with pytest.raises(UserError, match="belongs to other images"):
+        plot_negatives(begun, tmp_path / "negatives.png")
+
+
+def bank_of(folder: Path) -> Any:
+    subject = open_run(folder)
+    return gallery._bank_of(subject, training_data(subject.settings))
+
+
+def test_an_unreadable_picture_is_grey() -> None:
+    class Broken(ArraySource):
+        def read(self, index: int) -> torch.Tensor:
+            raise UnreadableImage("a", "broken")
+
+    picture = gallery._picture(Broken(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), name="broken"), 0)
+    assert np.allclose(picture, 128 / 255)

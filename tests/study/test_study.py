@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from PIL import Image
-from tiny_runs import Heard
+from tiny_runs import Heard, write_images
 
 from interclr.config import Settings, recipe_names
 from interclr.run.folder import Run
@@ -395,3 +395,11 @@ def test_studies_of_the_branch_itself_have_it_from_the_start(name: str) -> None:
     for cell in plan(open_studies(name)[name], recipe, 2, (0,), "synthetic:200", ["engine.device=cpu"]):
         assert cell.settings.inter is not None
         assert cell.settings.inter.warmup_epochs == 0
+
+
+def test_cells_of_other_images_are_not_averaged(own: Path, out: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 32)
+    small(own, out, data=str(folder), seeds=(0,))
+    write_images(folder, 40)
+    with pytest.raises(UserError, match="were trained on other images than"):
+        small(own, out, data=str(folder), seeds=(0, 1))
