@@ -58,7 +58,7 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
     network = backbone.network
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
     stem = " ".join(filter(None, (shape_note(network), stem_note(network))))
-    if format in ("torchvision", "timm", "detectron2"):
+    if format in ("torchvision", "detectron2") or (format == "timm" and not _is_of(network, "timm")):
         _require_batch_norm(network, format)
     if format == "onnx":
         note = _onnx(backbone, path, image_size)

@@ -143,7 +143,7 @@ class Learner(nn.Module):
         return terms
 
     def start_clusters(self, features: Tensor, generator: torch.Generator) -> None:
-        """Fill the bank with the features (N, D) of every image and cluster them: once, before the branch starts."""
+        """Fill the bank with features (N, D) of every image, which may be its own, and cluster them: once."""
         assert self.bank is not None
         assert self.labels is not None
         self.labels.initialise(self.bank, features, generator)

@@ -78,12 +78,12 @@ def _rows(file: Path, text: str) -> Iterator[tuple[str, str]]:
         return
     for number, line in enumerate(lines, start=1):
         line = line.strip()
-        if not line or line.startswith("# "):
+        if not line or line.startswith("#" if number == 1 else "# "):
             continue
         match = _line.match(line)
         if match:
             yield match["path"], (match["label"] or "").strip().strip("\"'")
-        elif number > 1 or "." in line.split(",")[0]:  # a first line that names no file is a header
+        elif number > 1 or re.match(r"[^,;\s]+\.\w+([,;\s]|$)", line):  # a first line that names no file is a header
             raise UserError(
                 f"{file}, line {number}: no image path in {line[:80]!r} (expected: path, or path and label)"
             )

@@ -52,6 +52,9 @@ class Monitor:
         labels = self.data.labels[self.rows]
         bank, labels = self._readable(network, self._take(self.rows), labels, "embedding training images for k-NN")
         queries, truth = self._readable(network, self.data.queries, truth, "embedding test images for k-NN")
+        if not len(bank) or not len(queries):
+            self.screen.warn("no k-NN: none of the images it is measured on can be read")
+            return None
         return knn_accuracy(bank, labels, queries, truth, self.k, self.temperature)
 
     def _readable(

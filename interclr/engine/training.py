@@ -331,6 +331,7 @@ class Training:
         """Before the first epoch of the inter branch: cluster every image as the network sees it now.
 
         A method with a bank of its own keeps it: its averages over many views are what the intra loss goes on with.
+        (Of images that no step has seen yet, unreadable ones for instance, it has what it started with.)
         """
         if self.clusters_started or self.step >= self.plan.total:
             return
@@ -364,7 +365,8 @@ class Training:
             self.measured |= {} if before is None else {"knn_before": before}
             text = "" if pixels is None else f"raw pixels {pixels:.1f} %, "
             yardstick = f"k={self.monitor.k}, T={self.monitor.temperature}"
-            self.screen.say(f"k-NN before training ({yardstick}): {text}random weights {before:.1f} %")
+            if before is not None:
+                self.screen.say(f"k-NN before training ({yardstick}): {text}random weights {before:.1f} %")
         self._log({"step": 0, "epoch": 0.0, "event": "start"} | self.measured)
 
     def _measure(self, epoch: int) -> dict[str, float]:
@@ -413,7 +415,7 @@ class Training:
             pixels = f"raw pixels {self.measured['knn_pixels']:.1f} %, " if "knn_pixels" in self.measured else ""
             self.screen.say(
                 f"k-NN (k={self.monitor.k}, T={self.monitor.temperature}): {pixels}before "
-                f"{self.measured['knn_before']:.1f} %, after {figures['knn']:.1f} %"
+                f"{self.measured.get('knn_before', math.nan):.1f} %, after {figures['knn']:.1f} %"
             )
         if unreadable:
             self.screen.warn(f"{len(unreadable)} images were unreadable; their names are in result.json")

@@ -120,7 +120,7 @@ class SemiSupervised(Evaluation):
         labels = data.train.labels.numpy()
         found: list[tuple[str, list[int]]] = []
         if self.lists:
-            found = [(path.stem, rows_of_list(path, data.train)) for path in self.lists]
+            found = [(path.stem, rows_of_list(path, data.train, context.left_out > 0)) for path in self.lists]
         else:
             smallest, classes = smallest_class(labels), len(np.unique(labels))
             for fraction in self.fractions:
@@ -347,8 +347,11 @@ class _FineTuning:
         return losses
 
 
-def rows_of_list(path: Path, source: Source) -> list[int]:
-    """Indices of the images that a text file names, one a line, by whole name or by base name."""
+def rows_of_list(path: Path, source: Source, some_left_out: bool = False) -> list[int]:
+    """Indices of the images that a text file names, one a line, all by whole name or all by base name.
+
+    Where ``some_left_out`` of the source, as unreadable, a list may name some that are not there.
+    """
     try:
         wanted = [line.strip() for line in path.expanduser().read_text().splitlines() if line.strip()]
     except OSError as error:
@@ -359,9 +362,10 @@ def rows_of_list(path: Path, source: Source) -> list[int]:
     for index, name in enumerate(names):
         base = name.rpartition("/")[2]
         bases[base] = None if base in bases else index  # None: two images share it
-    rows = [whole.get(name, bases.get(name.rpartition("/")[2])) for name in wanted]
+    by_whole_name = any(name in whole for name in wanted)
+    rows = [whole.get(name) if by_whole_name else bases.get(name.rpartition("/")[2]) for name in wanted]
     unknown = [name for name, row in zip(wanted, rows, strict=True) if row is None]
-    if unknown:
+    if unknown and not (some_left_out and len(unknown) < len(wanted)):
         raise UserError(
             f"{len(unknown)} of the {len(wanted)} images named in {path} are not in {source.name}, or not by that name "
             f"alone; the first is {unknown[0]!r} (images are called like {names[0]!r})"

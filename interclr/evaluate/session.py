@@ -31,6 +31,7 @@ from interclr.types import UserError
 TEST_SHARE = 0.2  # of a labelled set without a test split
 SPLIT_SEED = 20_260_102
 CPU = torch.device("cpu")
+Broken = dict[str, set[str]]  # names of unreadable images by split, where they were looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def evaluate(
     out = request.out or ((folder if folder.is_dir() else Path()) / "evaluate")
     results: dict[str, dict[str, float]] = {}
     passed_over: dict[str, str] = {}
-    broken: set[str] = set()
+    broken: Broken = {}
     for name in names:
         settings = _settings(protocols[name], overrides)
         place = out / name
@@ -98,39 +99,46 @@ def evaluate(
 
 
 def _run(
-    protocol: Evaluation, subject: Subject, data: LabelledData, context: Context, broken: set[str]
+    protocol: Evaluation, subject: Subject, data: LabelledData, context: Context, broken: Broken
 ) -> dict[str, float]:
-    """Images that cannot be read are left out. When one is met all are looked for, added to ``broken``, and it begins
-    again: looking beforehand would take as long as many a protocol."""
-    try:
-        return protocol.run(subject, _without(data, broken), replace(context, left_out=len(broken)))
-    except BrokenImages:
-        if broken or data.train.labels is None:  # images that the protocol opens itself
-            raise
-        broken |= _find_broken(data, context.screen)
-        return protocol.run(subject, _without(data, broken), replace(context, left_out=len(broken)))
+    """Images that cannot be read are left out. When one is met all of its split are looked for, and it begins again:
+    looking beforehand would take as long as many a protocol."""
+    while True:
+        left = data if getattr(protocol, "assignments", None) is not None else _without(data, broken)
+        out = sum(len(whole) - len(_splits(left)[split]) for split, whole in _splits(data).items())
+        try:
+            return protocol.run(subject, left, replace(context, left_out=out))
+        except BrokenImages:
+            unknown = [split for split in _splits(data) if split not in broken]
+            if not unknown or data.train.labels is None:  # images that the protocol opens itself
+                raise
+            broken |= {split: _find_broken(_splits(data)[split], context.screen) for split in unknown}
 
 
-def _find_broken(data: LabelledData, screen: Screen) -> set[str]:
+def _splits(data: LabelledData) -> dict[str, Source]:
+    return {"train": data.train} | ({} if data.test is data.train else {"test": data.test})
+
+
+def _find_broken(source: Source, screen: Screen) -> set[str]:
     met = Unreadable()
-    sources = [data.train] if data.test is data.train else [data.train, data.test]
-    for source in sources:
-        with screen.working(f"looking for unreadable images in {source.name}") as progress:
-            for images in in_order(source, CPU, BATCH, unreadable=met):
-                progress(int(images.index[-1]) + 1, len(source))
+    with screen.working(f"looking for unreadable images in {source.name}") as progress:
+        for images in in_order(source, CPU, BATCH, unreadable=met):
+            progress(int(images.index[-1]) + 1, len(source))
     if met.reasons:
         name, reason = next(iter(met.reasons.items()))
-        total = sum(len(source) for source in sources)
-        screen.warn(f"{len(met.reasons)} of {total} images cannot be read: left out. The first is {name}: {reason}")
+        many = f"{len(met.reasons)} of {len(source)} images of {source.name}"
+        screen.warn(f"{many} cannot be read: left out. The first is {name}: {reason}")
     return set(met.reasons)
 
 
-def _without(data: LabelledData, broken: set[str]) -> LabelledData:
-    def kept(source: Source) -> Source:
-        rows = [row for row in range(len(source)) if source.name_of(row) not in broken]
+def _without(data: LabelledData, broken: Broken) -> LabelledData:
+    def kept(split: str) -> Source:
+        source, names = _splits(data)[split], broken.get(split, set())
+        rows = [row for row in range(len(source)) if source.name_of(row) not in names] if names else range(len(source))
         return Subset(source, rows) if len(rows) < len(source) else source
 
-    return replace(data, train=kept(data.train), test=kept(data.test)) if broken else data
+    train = kept("train")
+    return replace(data, train=train, test=train if data.test is data.train else kept("test"))
 
 
 def _predictions_as_json(place: Path) -> None:

@@ -21,7 +21,16 @@ from interclr.types import UserError
 IMAGENET_SIZE = 224
 BACKBONE_PREFIX = "intra.encoder.backbone."
 # Under which published checkpoints keep a backbone, in the order in which they are tried: MoCo's, mmselfsup's, …
-ENCODERS = ("", "encoder_q.", "encoder.", "backbone.", "network.", "online_encoder.", "base_encoder.")
+ENCODERS = (
+    "",
+    "encoder_q.",
+    "encoder.",
+    "backbone.",
+    "network.",
+    "backbone.network.",
+    "online_encoder.",
+    "base_encoder.",
+)
 PREFIXES = tuple(f"{outer}{encoder}" for outer in ("", "module.", "model.") for encoder in ENCODERS)
 
 

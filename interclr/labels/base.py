@@ -23,7 +23,7 @@ class Labels(ABC):
         self.iterations = iterations
 
     def initialise(self, bank: MemoryBank, features: Tensor, generator: torch.Generator | None = None) -> None:
-        """Take the features (N, D) of the untrained encoder and give all images their first labels by k-means."""
+        """Take the features (N, D) of the encoder as it is, and give all images their first labels by k-means."""
         bank.fill(features)
         dist.broadcast(bank.features)
         self.cluster(bank, generator)

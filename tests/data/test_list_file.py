@@ -17,8 +17,9 @@ def listed(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_first_line_without_a_file_is_a_header(tmp_path: Path) -> None:
-    source = open_list(listed(tmp_path, "picture class\na.png 1\nb.png 0\n"))
+@pytest.mark.parametrize("first", ["picture class", "version 1.0", "#file list v1.0"])
+def test_a_first_line_without_a_file_is_a_header(tmp_path: Path, first: str) -> None:
+    source = open_list(listed(tmp_path, f"{first}\na.png 1\nb.png 0\n"))
     assert [source.name_of(row) for row in range(2)] == ["a.png", "b.png"]
     assert source.labels is not None
     assert source.labels.tolist() == [1, 0]

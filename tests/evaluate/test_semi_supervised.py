@@ -16,6 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from interclr.data.builtin import open_source
+from interclr.data.source import ArraySource
 from interclr.evaluate.base import LabelledData
 from interclr.evaluate.semi_supervised import SemiSupervised, rows_of_list
 from interclr.screen import Screen
@@ -162,3 +163,16 @@ def test_divergence_and_missing_labels_are_errors(tmp_path: Path) -> None:
     data.test.labels = None
     with pytest.raises(UserError, match="20 of 20 test images"):
         SemiSupervised().run(tiny_subject.subject(), data, context)
+
+
+def test_a_list_is_by_whole_names_or_by_base_names(tmp_path: Path) -> None:
+    """A left-out a/1.png must not turn into b/1.png, which then has its base name alone."""
+    names = ["a/2.png", "b/1.png"]
+    source = ArraySource(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), name="some", names=names)
+    path = tmp_path / "list.txt"
+    path.write_text("a/1.png\na/2.png\n")
+    assert rows_of_list(path, source, some_left_out=True) == [0]
+    with pytest.raises(UserError, match="1 of the 2 images named"):
+        rows_of_list(path, source)
+    path.write_text("x/1.png\n2.png\n")
+    assert rows_of_list(path, source) == [0, 1]

@@ -388,11 +388,11 @@ def test_no_rank_where_there_is_none() -> None:
     assert "lost" not in label_free(unlabelled)["rank_me"]
 
 
-@pytest.mark.parametrize("name", ["cost", "lambda", "labels"])
-def test_studies_of_the_branch_itself_have_it_from_the_start(name: str) -> None:
-    """Also with a recipe that begins it later: half of a run without it would be no study of its cost or weight."""
+@pytest.mark.parametrize("name", study_names())
+def test_studies_have_the_branch_from_the_start(name: str) -> None:
+    """As the paper's, also with a recipe that begins it later: half of a run without it would be no study of it."""
     recipe = "cifar10-mocov2-interclr"
-    for cell in plan(open_studies(name)[name], recipe, 2, (0,), "synthetic:200", ["engine.device=cpu"]):
+    for cell in plan(open_studies(name)[name], recipe, 2, (0,), "synthetic:600", ["engine.device=cpu"]):
         assert cell.settings.inter is not None
         assert cell.settings.inter.warmup_epochs == 0
 
