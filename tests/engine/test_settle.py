@@ -88,6 +88,7 @@ def test_explicit_values_are_not_touched() -> None:
         "model.stem=small",
         "schedule.epochs=3",
         "method.queue=7",
+        "inter.warmup_epochs=1",
         "inter.clusters=5",
         "inter.sampler.negatives=9",
         "inter.sampler.candidates=20",
