@@ -216,6 +216,7 @@ def embed(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
     """Write the features of every image, in the order of the names beside it (.names.txt); NaN where unreadable."""
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -232,12 +233,11 @@ def embed(
     context = Context(out.parent, choose_device(device), Screen(console))
     features = embed_source(opened, source, context, unreadable).cpu().contiguous()
     if unreadable.reasons:
-        name, reason = next(iter(unreadable.reasons.items()))
         many = f"{len(unreadable.reasons)} of {len(source)} images are unreadable"
-        context.screen.warn(f"{many}, the first is {name}: {reason}")
-    for row in range(len(source)) if unreadable.reasons else ():
-        if source.name_of(row) in unreadable.reasons:
-            features[row] = float("nan")
+        context.screen.warn(f"{many}, the first is {unreadable.first}")
+        known = features[kept := unreadable.readable_rows(source)]
+        features = torch.full_like(features, float("nan"))
+        features[kept] = known
     tensors = {"features": features}
     if source.labels is not None:
         tensors["labels"] = source.labels.contiguous()

@@ -69,13 +69,19 @@ def pair_health(bank: MemoryBank, sampler: Sampler | None, labels: Tensor | None
     figures = {"positives_right": _same_class(bank.labels[known], labels[known])}
     if sampler is not None:
         anchors = known[torch.linspace(0, len(known) - 1, min(ANCHORS, len(known))).long().to(known.device)]
-        generator = torch.Generator().manual_seed(0)
-        negative = sampler.draw(bank.features[anchors].float(), anchors, bank, generator).negative
-        counted = (negative >= 0) & (labels[negative] >= 0)
-        wrong = (labels[negative] == labels[anchors, None]) & counted
-        if bool(counted.any()):
-            figures["negatives_wrong"] = (wrong.sum() / counted.sum()).item()
+        wrong = false_negatives(bank, sampler, labels, anchors, torch.Generator().manual_seed(0))
+        figures |= {} if wrong is None else {"negatives_wrong": wrong}
     return figures
+
+
+def false_negatives(
+    bank: MemoryBank, sampler: Sampler, labels: Tensor, anchors: Tensor, generator: torch.Generator
+) -> float | None:
+    """The share of one draw's negatives that have their anchor's label; None where no label is known."""
+    negative = sampler.draw(bank.features[anchors].float(), anchors, bank, generator).negative
+    counted = (negative >= 0) & (labels[negative] >= 0)
+    wrong = (labels[negative] == labels[anchors, None]) & counted
+    return (wrong.sum() / counted.sum()).item() if bool(counted.any()) else None
 
 
 def _same_class(clusters: Tensor, labels: Tensor) -> float:

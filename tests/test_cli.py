@@ -230,7 +230,7 @@ def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
     assert "detectron2" in answer.err
 
 
-def test_names_that_are_no_plain_text(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_names_that_are_no_plain_text(call, tmp_path: Path) -> None:
     """Beyond the basic plane, and not UTF-8 at all; neither ends a run."""
     folder = write_images(tmp_path / "\N{CAMERA}", 8)
     (folder / os.fsdecode(b"n\xe9.jpg")).write_bytes(b"no image")

@@ -113,8 +113,7 @@ def _resident(
     with screen.working(f"reading {len(source):,} images") as progress:
         canvas, kept = read_all(source, progress, unreadable)
     if unreadable.reasons:
-        first = next(iter(unreadable.reasons.items()))
-        text = f"{len(unreadable.reasons)} of {len(source)} images are unreadable, the first is {first[0]}: {first[1]}"
+        text = f"{len(unreadable.reasons)} of {len(source)} images are unreadable, the first is {unreadable.first}"
         if config.unreadable == "fail":
             raise UserError(f"{text} (data.unreadable=fail; see all with: interclr data check)")
         screen.warn(f"{text}; they are left out (see all with: interclr data check)")
@@ -169,10 +168,8 @@ def _labelled_queries(test: Source, config: DataConfig, device: torch.device, sc
     unreadable = Unreadable()
     canvas, _ = read_all(test, unreadable=unreadable)
     if unreadable.reasons:
-        name, reason = next(iter(unreadable.reasons.items()))
-        screen.warn(
-            f"{len(unreadable.reasons)} images for k-NN are unreadable and left out, the first is {name}: {reason}"
-        )
+        count = len(unreadable.reasons)
+        screen.warn(f"{count} images for k-NN are unreadable and left out, the first is {unreadable.first}")
     return canvas.to(device)
 
 

@@ -66,7 +66,7 @@ class Monitor:
         labels = labels.to(features.device)
         if not met.reasons or isinstance(images, Canvas):
             return features, labels
-        kept = [row for row in range(len(images)) if images.name_of(row) not in met.reasons]
+        kept = met.readable_rows(images)
         return features[kept], labels[kept]
 
     def knn_of_pixels(self) -> float | None:

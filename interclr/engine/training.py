@@ -337,10 +337,11 @@ class Training:
             return
         epoch = self.plan.epoch(self.step)
         if self.learner.inter_active(epoch):
-            assert self.learner.bank is not None
-            kept = self.learner.intra.uses_bank and self.step > 0
-            embed = self._embed_all
-            features = self.learner.bank.features if kept else embed("embedding every image for the first clusters")
+            if self.learner.intra.uses_bank and self.step > 0:
+                assert self.learner.bank is not None
+                features = self.learner.bank.features
+            else:
+                features = self._embed_all("embedding every image for the first clusters")
             self.learner.start_clusters(features, self._cluster_generator(epoch))
             self.clusters_started = True
 

@@ -108,8 +108,7 @@ class BrokenImages(UserError):
 
 def refuse_broken(met: Unreadable) -> None:
     if met.reasons:
-        name, reason = next(iter(met.reasons.items()))
-        raise BrokenImages(f"{len(met.reasons)} images cannot be read, the first is {name}: {reason}")
+        raise BrokenImages(f"{len(met.reasons)} images cannot be read, the first is {met.first}")
 
 
 def features_of(subject: Subject, source: Source, context: Context) -> Tensor:

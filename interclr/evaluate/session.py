@@ -31,7 +31,7 @@ from interclr.types import UserError
 TEST_SHARE = 0.2  # of a labelled set without a test split
 SPLIT_SEED = 20_260_102
 CPU = torch.device("cpu")
-Broken = dict[str, set[str]]  # names of unreadable images by split, where they were looked for
+Broken = dict[str, Unreadable]  # by split, where they were looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +119,21 @@ def _splits(data: LabelledData) -> dict[str, Source]:
     return {"train": data.train} | ({} if data.test is data.train else {"test": data.test})
 
 
-def _find_broken(source: Source, screen: Screen) -> set[str]:
+def _find_broken(source: Source, screen: Screen) -> Unreadable:
     met = Unreadable()
     with screen.working(f"looking for unreadable images in {source.name}") as progress:
         for images in in_order(source, CPU, BATCH, unreadable=met):
             progress(int(images.index[-1]) + 1, len(source))
     if met.reasons:
-        name, reason = next(iter(met.reasons.items()))
         many = f"{len(met.reasons)} of {len(source)} images of {source.name}"
-        screen.warn(f"{many} cannot be read: left out. The first is {name}: {reason}")
-    return set(met.reasons)
+        screen.warn(f"{many} cannot be read: left out. The first is {met.first}")
+    return met
 
 
 def _without(data: LabelledData, broken: Broken) -> LabelledData:
     def kept(split: str) -> Source:
-        source, names = _splits(data)[split], broken.get(split, set())
-        rows = [row for row in range(len(source)) if source.name_of(row) not in names] if names else range(len(source))
-        return Subset(source, rows) if len(rows) < len(source) else source
+        source, met = _splits(data)[split], broken.get(split)
+        return source if met is None or not met.reasons else Subset(source, met.readable_rows(source))
 
     train = kept("train")
     return replace(data, train=train, test=train if data.test is data.train else kept("test"))

@@ -18,6 +18,7 @@ from interclr.data.source import Source, UnreadableImage
 from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData
 from interclr.evaluate.plots import figure
+from interclr.health import false_negatives
 from interclr.knn import nearest_rows
 from interclr.labels import auto_clusters, kmeans
 from interclr.samplers import Hard, Random, Sampler, SemiEasy, SemiHard
@@ -190,10 +191,7 @@ def _draw(sampler: Sampler, bank: MemoryBank, rows: Tensor, seed: int) -> Tensor
 def _false_share(sampler: Sampler, bank: MemoryBank, labels: Tensor, seed: int) -> float:
     known = (labels >= 0).nonzero().flatten()
     anchors = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:512]]
-    negative = _draw(sampler, bank, anchors, seed)
-    real = (negative >= 0) & (labels[negative.clamp_min(0)] >= 0)
-    same = labels[negative.clamp_min(0)] == labels[anchors][:, None]
-    return float((same & real).sum() / real.sum().clamp_min(1))
+    return false_negatives(bank, sampler, labels, anchors, torch.Generator().manual_seed(seed)) or 0.0
 
 
 def _read(source: Source, row: int) -> Tensor:
