@@ -143,9 +143,10 @@ class Runner:
     def _measure(self, job: Job) -> None:
         folder = self.folder(job)
         log = folder.with_name(f"{folder.name}.log")
-        left = [each for each in job.evaluate if not (folder / "evaluate" / each.split()[0] / "result.json").exists()]
+        done = evaluated(folder, job.held_out)
+        left = [each for each in job.evaluate if not (done / each.split()[0] / "result.json").exists()]
         for names, settings in calls_of(left):
-            self._call(["evaluate", names, str(folder), *settings], log, folder)
+            self._call(["evaluate", names, str(folder), *settings, *["--held-out"] * job.held_out], log, folder)
 
     def _copy_start(self, job: Job, folder: Path) -> None:
         """The parent's checkpoint, and its metrics up to there, which are this run's as well."""
@@ -194,7 +195,9 @@ class Runner:
         """What to type for the same run, with OUT for its folder and PARENT for that of the run it continues."""
         commands = [self.training_command(job, step)]
         for names, settings in calls_of(job.evaluate):
-            commands.append(shlex.join(["interclr", "evaluate", names, "OUT", *settings]))
+            commands.append(
+                shlex.join(["interclr", "evaluate", names, "OUT", *settings, *["--held-out"] * job.held_out])
+            )
         return " && ".join(commands)
 
     def training_command(self, job: Job, step: int | None = None) -> str:
@@ -231,7 +234,7 @@ class Runner:
         }
         record["measured_on"] = "held-out" if record["settings"]["data"]["hold_out"] else "test"
         if error is None:
-            record["figures"] = figures_of(folder, result, metrics)
+            record["figures"] = figures_of(folder, result, metrics, job.held_out)
         else:
             record["error"] = error
         own = [line for line in metrics if start is None or line["epoch"] > start.epoch]
@@ -256,6 +259,10 @@ def checkpoint_at(folder: Path, step: int) -> Path:
     return folder / "checkpoint" / f"step-{step:010d}.pt"
 
 
+def evaluated(folder: Path, held_out: bool) -> Path:
+    return folder / "evaluate" / "held-out" if held_out else folder / "evaluate"
+
+
 def calls_of(protocols: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Protocols and their settings; those without any are measured by one process."""
     each = [(name, settings) for name, *settings in (protocol.split() for protocol in protocols)]
@@ -274,13 +281,13 @@ def settings_of(job: Job, folder: Path) -> Record:
     return tree | {"data": {key: value for key, value in tree["data"].items() if key not in gone}}
 
 
-def figures_of(folder: Path, result: Record, metrics: list[Record]) -> Record:
+def figures_of(folder: Path, result: Record, metrics: list[Record], held_out: bool) -> Record:
     """The last epoch's figures, and under ``evaluate`` those of each protocol."""
     last = [line for line in metrics if line.get("event") == "monitor"][-1]
     names = ["knn_k", "knn_temperature", "knn_pixels", "knn_before", *(name for name in last if name not in NOT_TERMS)]
     figures: Record = {name: result[name] for name in names if name in result}
     measured: Record = {}
-    for path in sorted((folder / "evaluate").glob("*/result.json")):
+    for path in sorted(evaluated(folder, held_out).glob("*/result.json")):
         found = json.loads(path.read_text())
         told = {key: found[key] for key in ("preset", "selected_on", "best_stage") if key in found}
         measured[path.parent.name] = {key: short(value) for key, value in found["figures"].items()} | told

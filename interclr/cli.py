@@ -110,6 +110,10 @@ def evaluate(
     backbone: Annotated[str, typer.Option(help="Architecture of a weights file.")] = "resnet50",
     image_size: Annotated[int | None, typer.Option(help="Side of the input, for weights that are not a run's.")] = None,
     seed: Annotated[int, typer.Option(help="Of draws and heads.")] = 0,
+    held_out: Annotated[
+        bool,
+        typer.Option("--held-out", help="Test on what the run kept from its training (data.hold_out): for choices."),
+    ] = False,
 ) -> None:
     """Measure a representation by protocols of the paper: one, several, or all that the data allow."""
     from interclr.engine.build import choose_device
@@ -123,7 +127,7 @@ def evaluate(
         raise UserError(f"no protocol {unknown[0]!r}; there are: {', '.join(PROTOCOLS)} and all")
     if len(names) > 1 and words:
         raise UserError(f"settings belong to one protocol; evaluate {protocol} takes none")
-    request = Request(subject, data, out, root, choose_device(device), backbone, image_size, seed)
+    request = Request(subject, data, out, root, choose_device(device), backbone, image_size, seed, held_out)
     measure(names, PROTOCOLS, request, words or [], Screen(console), whole=protocol == "all")
 
 

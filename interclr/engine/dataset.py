@@ -12,6 +12,7 @@ from torch import Tensor
 from interclr.config import DataConfig
 from interclr.data.builtin import open_source
 from interclr.data.canvas import Canvas
+from interclr.data.hold_out import HOLD_OUT_SEED, split_off
 from interclr.data.loader import Loader, Order, ResidentLoader
 from interclr.data.packed import is_packed
 from interclr.data.reading import Unreadable, read_all
@@ -23,7 +24,6 @@ from interclr.types import UserError
 
 HOST_LIMIT = 4 << 30  # bytes of pixels kept in the memory of the host
 GPU_SHARE = 0.25  # of the GPU's free memory that pixels may take
-HOLD_OUT_SEED = 20_260_101  # fixed: what is held out does not change with the seed of a run
 MONITOR_QUERIES = 2_000
 
 
@@ -93,18 +93,12 @@ def prepare(source: Source, config: DataConfig, device: torch.device, screen: Sc
     unreadable, fingerprint = Unreadable(), source.fingerprint()
     held: Source | None = None
     if config.hold_out:
-        shuffled = torch.randperm(len(source), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))
-        held = Subset(source, shuffled[: config.hold_out].sort().values.tolist(), f"{source.name}, held out")
-        source = _without(source, shuffled[config.hold_out :].sort().values)
+        source, held = split_off(source, config.hold_out)
     images: Canvas | Source = source
     if _fits(source, config, device):
         images, source = _resident(source, config, device, screen, unreadable)
     queries, bank_rows = _monitor_sets(source, images, held, config, device, screen)
     return TrainingData(source, images, queries, bank_rows, unreadable, fingerprint)
-
-
-def _without(source: Source, rows: Tensor) -> Source:
-    return Subset(source, rows.tolist())
 
 
 def _resident(

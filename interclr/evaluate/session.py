@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from interclr.config import explain, parse_override
 from interclr.data.builtin import open_source
+from interclr.data.hold_out import split_off
 from interclr.data.packed import is_packed
 from interclr.data.reading import Unreadable
 from interclr.data.source import ArraySource, FileSource, Source
@@ -46,6 +47,7 @@ class Request:
     backbone: str = "resnet50"
     image_size: int | None = None
     seed: int = 0
+    held_out: bool = False  # test on the images that the run held out, not on the test split
 
 
 def evaluate(
@@ -60,9 +62,12 @@ def evaluate(
 
     As a ``whole`` it is passed over with a warning, and there is a table of all; otherwise it is an error, at the end.
     """
+    if request.held_out:
+        _check_held_out(request)
     subject = open_subject(request.subject, request.backbone, request.image_size)
     folder = Path(request.subject)
-    out = request.out or ((folder if folder.is_dir() else Path()) / "evaluate")
+    own = folder / "evaluate" / "held-out" if request.held_out else folder / "evaluate"
+    out = request.out or (own if folder.is_dir() else Path("evaluate"))
     results: dict[str, dict[str, float]] = {}
     passed_over: dict[str, str] = {}
     broken: Broken = {}
@@ -164,6 +169,8 @@ def _data_for(
     folder = Path(request.subject)
     is_run = folder.is_dir()
     own = getattr(settings, "voc", None) or (getattr(settings, "data", None) if name == "detection" else None)
+    if request.held_out and (own is not None or name == "detection"):
+        raise UserError(f"{name} of boxes or a VOC devkit has splits of its own: measure it without --held-out")
     if own is not None:  # these settings name the images themselves; the others are not looked at
         nothing = ArraySource(torch.empty(0, 3, 1, 1, dtype=torch.uint8), name=str(own))
         return LabelledData(nothing, nothing, str(own)), settings
@@ -176,11 +183,25 @@ def _data_for(
         if train.labels is not None:
             raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
         return LabelledData(train, train, spec), settings.model_copy(update=_boxes_of(spec, train))
+    held: Source | None = None
+    if is_run and request.data is None and (count := Run(folder).settings.data.hold_out):
+        kept, held = split_off(train, count)
+        train = kept if name == "clusters" or request.held_out else train
     if name == "clusters":  # the test split is not looked at, so none is taken out
         if is_run and request.data is None:
             settings = _own_clusters(folder, settings, train, place)
         return LabelledData(train, train, name=spec), settings
+    if request.held_out and held is not None:
+        return LabelledData(_labelled(train, screen), _labelled(held, screen), name=held.name), settings
     return LabelledData(*_split(spec, train, root, max_side, screen), name=spec), settings
+
+
+def _check_held_out(request: Request) -> None:
+    folder = Path(request.subject)
+    if not folder.is_dir() or request.data is not None:
+        raise UserError("--held-out tests on images that a run held out: it needs a run folder, and no --data")
+    if not Run(folder).settings.data.hold_out:
+        raise UserError(f"{folder} held no images out; train with data.hold_out=N to keep N from the training")
 
 
 def _boxes_of(spec: str, train: Source) -> dict[str, Any]:

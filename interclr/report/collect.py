@@ -14,10 +14,11 @@ from torch import Tensor
 
 from interclr.bank import MemoryBank
 from interclr.config import DataConfig, Settings, dump
+from interclr.data.hold_out import split_off
 from interclr.data.reading import Unreadable, read_all
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.subset import Subset
-from interclr.engine.dataset import HOLD_OUT_SEED, median_side, open_training_source
+from interclr.engine.dataset import median_side, open_training_source
 from interclr.report import findings
 from interclr.report.embedding_map import flatten
 from interclr.report.gallery import Gallery, read_gallery
@@ -84,8 +85,7 @@ def training_source(config: DataConfig, state: checkpoint.State | None, screen: 
     """The images as the run numbered them, and whether they are still those its checkpoint was trained on."""
     source: Source = open_training_source(config)
     if config.hold_out:
-        shuffled = torch.randperm(len(source), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))
-        source = Subset(source, shuffled[config.hold_out :].sort().values.tolist())
+        source, _ = split_off(source, config.hold_out)
     if state is None or state["data"] == source.fingerprint():
         return source, True
     if config.resident is True:  # then the run has left out what it could not read

@@ -69,6 +69,43 @@ def test_the_clusters_are_the_runs_own(run: Path, tmp_path: Path) -> None:
     assert figures["clusters"] == 8
 
 
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("held") / "run"
+    few = [*TINY, "data.hold_out=30", "inter.clusters=8", "inter.sampler.negatives=4", "inter.warmup_epochs=0"]
+    pretrain(load_settings("default", few), folder, screen=QUIET)
+    return folder
+
+
+def test_held_out_images_are_tested_on_and_nothing_else(held: Path) -> None:
+    monitored = json.loads((held / "result.json").read_text())
+    figures = measure(["knn"], str(held), f"k={monitored['knn_k']}", held_out=True)
+    assert figures["knn"]["top1"] == pytest.approx(monitored["knn"], abs=1e-3)  # which is measured on the same images
+    predictions = json.loads((held / "evaluate" / "held-out" / "knn" / "predictions.json").read_text())
+    shuffled = torch.randperm(160, generator=torch.Generator().manual_seed(20_260_101))
+    labels = open_source("synthetic:160").labels
+    assert labels is not None
+    assert predictions["label"] == labels[shuffled[:30].sort().values].tolist()
+    assert not (held / "evaluate" / "knn").exists()
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_the_clusters_of_a_run_with_held_out_images_are_its_own(held: Path, tmp_path: Path, held_out: bool) -> None:
+    measure(["clusters"], str(held), out=tmp_path, held_out=held_out)
+    assert len(load_file(tmp_path / "clusters" / "assignments.safetensors")["labels"]) == 130
+
+
+def test_held_out_needs_a_run_that_held_images_out(run: Path, held: Path) -> None:
+    with pytest.raises(UserError, match=r"held no images out; train with data\.hold_out=N"):
+        measure(["knn"], str(run), held_out=True)
+    with pytest.raises(UserError, match="needs a run folder, and no --data"):
+        measure(["knn"], str(held), held_out=True, data="synthetic:100")
+    with pytest.raises(UserError, match="needs a run folder"):
+        measure(["knn"], str(held / "backbone.safetensors"), held_out=True)
+    with pytest.raises(UserError, match="splits of its own"):
+        measure(["detection"], str(held), held_out=True)
+
+
 def test_all_says_what_the_data_do_not_allow(run: Path, tmp_path: Path) -> None:
     figures = evaluate(["knn", "detection"], PROTOCOLS, Request(str(run), out=tmp_path), [], QUIET, whole=True)
     assert list(figures) == ["knn"]
