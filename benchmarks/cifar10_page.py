@@ -8,145 +8,44 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 from cifar10 import RECORDS, Record
 from cifar10_plan import PLAN, ROOT, Group, read_plan
+from cifar10_results import (
+    INTER,
+    KNN,
+    LINEAR,
+    Results,
+    arranged,
+    beyond,
+    change,
+    drawing,
+    either,
+    field,
+    figure,
+    one_line,
+    protocol,
+    rows_of,
+    spread,
+    standard_error,
+)
+from cifar10_study import STUDY, curve_section, draw_study, observations
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from scipy.stats import t as student  # type: ignore[import-untyped]
 
-from interclr.evaluate.plots import STYLE
 from interclr.types import UserError
 
-MAIN, INTER = "main", "-interclr"
+MAIN, CURVES = "main", "cifar10-curves.png"
 BARS = {"mocov2": 84.0, "mocov2-interclr": 86.0, "byol": 87.0, "byol-interclr": 89.0}  # k-NN, asked for at least
 CONTEXT = (
     # method, lightly's k-NN: batch 128 for 200 epochs, batch 512 for 800; solo-learn's linear probe: 1,000 epochs
     ("MoCo v2", 83.8, 89.9, 92.94),
     ("BYOL", 86.9, 91.0, 92.58),
 )
-Measure = Callable[[Record], float | None]
-
-
-@dataclass(frozen=True)
-class Results:
-    """The finished records of one group, by run and seed, runs in the order of the plan."""
-
-    group: str
-    baseline: str  # the plan's first run, finished or not
-    runs: dict[str, dict[int, Record]]
-
-    @property
-    def records(self) -> list[Record]:
-        return [record for by_seed in self.runs.values() for record in by_seed.values()]
-
-    def values(self, run: str, measure: Measure) -> dict[int, float]:
-        found = {seed: measure(record) for seed, record in self.runs.get(run, {}).items()}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def cell(self, run: str, measure: Measure, form: str = ".2f") -> str:
-        return spread(list(self.values(run, measure).values()), form)
-
-    def differences(self, run: str, baseline: str, measure: Measure) -> list[float]:
-        """``run`` minus ``baseline`` for every seed that both have."""
-        mine, other = self.values(run, measure), self.values(baseline, measure)
-        return [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
-
-    def twin(self, run: str) -> str | None:
-        """The run that differs from ``run`` by having no inter branch, where there is one."""
-        branch, work = inter_and_work(self.runs[run])
-        if branch is None:
-            return None
-        return next((other for other in self.runs if inter_and_work(self.runs[other]) == (None, work)), None)
-
-    @property
-    def pairs(self) -> list[str]:
-        """Methods of which both ways have finished runs."""
-        return [run for run in self.runs if f"{run}{INTER}" in self.runs]
-
-
-def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
-    """The settings of a run's inter branch, and all others that change what is computed."""
-    settings = next(iter(by_seed.values()))["settings"]
-    branch, method = settings["inter"], dict(settings["method"])
-    if (
-        method["name"] == "npidv2"
-    ):  # a branch that begins at once fills the bank; older records do not say how it starts
-        filled = branch is not None and branch.get("warmup_epochs") == 0
-        method["bank_start"] = "features" if filled else method.get("bank_start", "random")
-    data = [settings["data"].get(key) for key in ("batch", "hold_out", "image_size")]
-    return branch, [method, data, *(settings[key] for key in ("model", "optimiser", "schedule", "views"))]
-
-
-# Figures of a record.
-
-
-def figure(name: str) -> Measure:
-    return lambda record: record["figures"].get(name)
-
-
-def protocol(name: str, key: str) -> Measure:
-    return lambda record: record["figures"].get("evaluate", {}).get(name, {}).get(key)
-
-
-def field(name: str, scale: float = 1.0) -> Measure:
-    return lambda record: None if record[name] is None else record[name] / scale
-
-
-KNN, LINEAR = figure("knn"), protocol("linear", "top1")
-
-
-# Numbers as text.
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """Mean ± standard deviation; the latter only of two or more."""
-    if not values:
-        return "–"
-    return f"{statistics.mean(values):{form}} ± " + (f"{statistics.stdev(values):{form}}" if len(values) > 1 else "–")
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-
-
-def change(values: Sequence[float]) -> str:
-    """Mean ± standard error of paired differences."""
-    if not values:
-        return "–"
-    error = standard_error(values)
-    return f"{statistics.mean(values):+.2f} ± " + ("–" if error is None else f"{error:.2f}")
-
-
-def beyond(values: Sequence[float]) -> str:
-    error = standard_error(values)
-    if error is None:
-        return "–"
-    return "yes" if abs(statistics.mean(values)) > 2 * error else "no"
-
-
-def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
-
-
-def one_line(text: str, length: int) -> str:
-    text = " ".join(text.split()).replace("|", "\\|")
-    return text if len(text) <= length else f"… {text[-length:]}"
-
-
-def either(values: Iterable[Any]) -> str:
-    return " or ".join(str(value) for value in dict.fromkeys(values))
 
 
 def conditions(results: Results) -> list[str]:
@@ -237,23 +136,31 @@ def _low_labels(results: Results) -> list[str]:
         for record in results.records
         for name in ("low-shot", "semi-supervised")
         for key in record["figures"].get("evaluate", {}).get(name, {})
-        if key.startswith("top1@") and not key.endswith("_std")
+        if (key.startswith("top1@") and not key.endswith("_std")) or (name, key) == ("low-shot", "mAP")
     }
     if not names:
         return []
-    columns = [protocol(name, key) for name, key in names]
+
+    def order(column: tuple[str, str]) -> tuple[str, bool]:  # the mean of the sizes after the sizes
+        return column[0], column[1] == "mAP"
+
+    columns = [protocol(name, key) for name, key in sorted(names, key=order)]
     table = [(run, *(results.cell(run, column) for column in columns)) for run in results.runs]
     for method in results.pairs:
         differences = (results.differences(f"{method}{INTER}", method, column) for column in columns)
         table.append((f"{method}: difference", *(change(each) for each in differences)))
     titles = (
-        f"{key.removeprefix('top1@')}{' per class' if name == 'low-shot' else ', fine-tuned'}" for name, key in names
+        "mAP of these"
+        if key == "mAP"
+        else f"{key.removeprefix('top1@')}{' per class' if name == 'low-shot' else ', fine-tuned'}"
+        for name, key in sorted(names, key=order)
     )
     return [
         "## Few labels",
         "",
-        "Top-1 in percent on the test set. Images per class: linear SVMs on frozen features, mean of the draws. Shares",
-        "of the training set: the whole network fine-tuned. Differences are InterCLR minus plain ± standard error.",
+        "Top-1 in percent on the test set. Images per class: linear SVMs on frozen features, mean of the draws; beside",
+        "them the mean average precision over all numbers of images. Shares of the training set: the whole network",
+        "fine-tuned. Differences are InterCLR minus plain ± standard error.",
         "",
         *rows_of(("run", *titles), table),
     ]
@@ -298,6 +205,8 @@ def group_section(results: Results) -> list[str]:
         ]
     if compared(results):
         lines += [f"![k-NN minus that of {baseline}](images/{picture_of(results)})", ""]
+    if results.group == STUDY:
+        lines += [*observations(results), *curve_section(results, CURVES)]
     return lines
 
 
@@ -369,17 +278,6 @@ def picture_of(results: Results) -> str:
     return f"cifar10-{results.group}.png"
 
 
-@contextmanager
-def drawing(path: Path, columns: int = 1, width: float = 6.4, height: float = 4.2) -> Iterator[list[Axes]]:
-    """A PNG that is the same file whenever the same is drawn."""
-    with matplotlib.rc_context(STYLE):
-        drawn = Figure(figsize=(width * columns, height), layout="constrained")
-        FigureCanvasAgg(drawn)
-        yield list(drawn.subplots(1, columns, squeeze=False).flat)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(path, dpi=120, metadata={"Software": None})
-
-
 def draw_curves(results: Results, path: Path) -> None:
     methods = [run for run in results.runs if run.removesuffix(INTER) not in results.pairs or run in results.pairs]
     with drawing(path, columns=len(methods), width=4.4, height=3.6) as panels:
@@ -419,27 +317,6 @@ def draw_differences(results: Results, path: Path) -> None:
 
 def read_records(folder: Path) -> list[Record]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("**/*.json"))]
-
-
-def arranged(records: list[Record], plan: dict[str, Group]) -> list[Results]:
-    """Finished records in the order of the plan; what the plan no longer has comes last."""
-    groups: list[Results] = []
-    for group in dict.fromkeys([*plan, *(record["group"] for record in records)]):
-        mine = [record for record in records if record["group"] == group]
-        planned = plan[group].runs if group in plan else {}
-        runs: dict[str, dict[int, Record]] = {}
-        for name in dict.fromkeys([*planned, *(record["name"] for record in mine)]):
-            by_seed = {record["seed"]: record for record in mine if record["name"] == name}
-            if len({json.dumps(inter_and_work({0: record}), sort_keys=True) for record in by_seed.values()}) > 1:
-                raise UserError(
-                    f"{group}/{name}: its seeds have different settings, perhaps because the recipe changed between "
-                    "them; make them again, or give the older ones another name"
-                )
-            if by_seed:
-                runs[name] = dict(sorted(by_seed.items()))
-        if runs:
-            groups.append(Results(group, next(iter(planned or runs)), runs))
-    return groups
 
 
 def page(groups: list[Results], failed: list[Record], plan: dict[str, Group]) -> str:
@@ -485,6 +362,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for results in groups:
         draw = draw_curves if results.group == MAIN else draw_differences
         draw(results, given.page.parent / "images" / picture_of(results))
+        if results.group == STUDY:
+            draw_study(results, given.page.parent / "images" / CURVES)
     return 0
 
 

@@ -472,6 +472,51 @@ def test_a_page_without_records_names_the_groups_that_wait(tmp_path: Path) -> No
     assert "##" not in text
 
 
+BRANCH = {"intra_weight": 0.75, "clusters": 700, "margin": -0.5, "sampler": {"name": "semi_hard", "negatives": 1024}}
+
+
+def studied(name: str, knn: list[float], inter: dict[str, Any] | None) -> list[dict[str, Any]]:
+    made = [record(name, seed, value, "study-mocov2") for seed, value in enumerate(knn)]
+    for each in made:
+        each["settings"]["inter"] = inter
+    return made
+
+
+def test_observations_are_judged_by_paired_differences(tmp_path: Path) -> None:
+    records = [
+        *studied("plain", [80.0, 80.2, 79.9], None),
+        *studied("interclr", [81.0, 81.2, 81.1], BRANCH),
+        *studied("labels-offline", [80.0, 80.3, 80.0], BRANCH | {"labels": {"name": "offline"}}),  # behind
+        *studied("negatives-random", [81.1, 81.1, 81.1], BRANCH | {"sampler": {"name": "random"}}),  # as good
+        *studied("negatives-hard", [81.1, 81.1, 81.1], BRANCH | {"sampler": {"name": "hard"}}),  # should be behind
+        *studied("margin-0", [82.0, 82.3, 82.0], BRANCH | {"margin": 0.0}),  # ahead, which the paper denies
+        *studied("margin-plus-0.3", [80.0], BRANCH | {"margin": 0.3}),
+        *studied("clusters-90", [80.5], BRANCH | {"clusters": 90}),
+        *studied("lambda-0.5", [80.6], BRANCH | {"intra_weight": 0.5}),
+        *studied("two-things", [80.5], BRANCH | {"clusters": 90, "margin": 0.0}),
+    ]
+    text = page_of(tmp_path, records)
+    told = {row[1]: row[2:] for row in (line for number in "123" for line in observed(text, number))}
+    assert told["interclr − labels-offline"] == ["3", "+1.00 ± 0.06", "–", "reproduced"]
+    assert told["interclr − negatives-random"] == ["3", "+0.00 ± 0.06", "–", "as good"]
+    assert told["interclr − negatives-hard"] == ["3", "+0.00 ± 0.06", "–", "no difference found"]
+    assert told["interclr − margin-0"] == ["3", "-1.00 ± 0.06", "–", "contradicted"]
+    assert told["margin-0 − margin-plus-0.3"] == ["1", "+2.00 ± –", "–", "one seed cannot tell"]
+    assert (tmp_path / "docs" / "images" / "cifar10-curves.png").exists()
+    study, results = importlib.import_module("cifar10_study"), importlib.import_module("cifar10_results")
+    (group,) = results.arranged(records, {})
+    assert study.curves(group) == {
+        "intra_weight": [(0.5, "lambda-0.5"), (0.75, "interclr"), (1.0, "plain")],
+        "clusters": [(90, "clusters-90"), (700, "interclr")],
+        "margin": [(-0.5, "interclr"), (0.0, "margin-0"), (0.3, "margin-plus-0.3")],
+    }
+
+
+def observed(text: str, number: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [row for row in rows if row[0].startswith(f"{number}: ")]
+
+
 @pytest.mark.skipif(not list((ROOT / "results" / "cifar10").glob("**/*.json")), reason="no records yet")
 def test_the_page_is_what_the_records_say() -> None:
     assert page.main(["--check"]) == 0, "run benchmarks/cifar10_page.py"

@@ -1,0 +1,173 @@
+"""The records of the CIFAR-10 runs by group, run and seed, and how their figures are written."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from cifar10 import Record
+from cifar10_plan import Group
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from interclr.evaluate.plots import STYLE
+from interclr.types import UserError
+
+INTER = "-interclr"
+Measure = Callable[[Record], float | None]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished records of one group, by run and seed, runs in the order of the plan."""
+
+    group: str
+    baseline: str  # the plan's first run, finished or not
+    runs: dict[str, dict[int, Record]]
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for by_seed in self.runs.values() for record in by_seed.values()]
+
+    def values(self, run: str, measure: Measure) -> dict[int, float]:
+        found = {seed: measure(record) for seed, record in self.runs.get(run, {}).items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def cell(self, run: str, measure: Measure, form: str = ".2f") -> str:
+        return spread(list(self.values(run, measure).values()), form)
+
+    def differences(self, run: str, baseline: str, measure: Measure) -> list[float]:
+        """``run`` minus ``baseline`` for every seed that both have."""
+        mine, other = self.values(run, measure), self.values(baseline, measure)
+        return [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
+
+    def twin(self, run: str) -> str | None:
+        """The run that differs from ``run`` by having no inter branch, where there is one."""
+        branch, work = inter_and_work(self.runs[run])
+        if branch is None:
+            return None
+        return next((other for other in self.runs if inter_and_work(self.runs[other]) == (None, work)), None)
+
+    @property
+    def pairs(self) -> list[str]:
+        """Methods of which both ways have finished runs."""
+        return [run for run in self.runs if f"{run}{INTER}" in self.runs]
+
+
+def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
+    """The settings of a run's inter branch, and all others that change what is computed."""
+    settings = next(iter(by_seed.values()))["settings"]
+    branch, method = settings["inter"], dict(settings["method"])
+    if (
+        method["name"] == "npidv2"
+    ):  # a branch that begins at once fills the bank; older records do not say how it starts
+        filled = branch is not None and branch.get("warmup_epochs") == 0
+        method["bank_start"] = "features" if filled else method.get("bank_start", "random")
+    data = [settings["data"].get(key) for key in ("batch", "hold_out", "image_size")]
+    return branch, [method, data, *(settings[key] for key in ("model", "optimiser", "schedule", "views"))]
+
+
+def arranged(records: list[Record], plan: dict[str, Group]) -> list[Results]:
+    """Finished records in the order of the plan; what the plan no longer has comes last."""
+    groups: list[Results] = []
+    for group in dict.fromkeys([*plan, *(record["group"] for record in records)]):
+        mine = [record for record in records if record["group"] == group]
+        planned = plan[group].runs if group in plan else {}
+        runs: dict[str, dict[int, Record]] = {}
+        for name in dict.fromkeys([*planned, *(record["name"] for record in mine)]):
+            by_seed = {record["seed"]: record for record in mine if record["name"] == name}
+            if len({json.dumps(inter_and_work({0: record}), sort_keys=True) for record in by_seed.values()}) > 1:
+                raise UserError(
+                    f"{group}/{name}: its seeds have different settings, perhaps because the recipe changed between "
+                    "them; make them again, or give the older ones another name"
+                )
+            if by_seed:
+                runs[name] = dict(sorted(by_seed.items()))
+        if runs:
+            groups.append(Results(group, next(iter(planned or runs)), runs))
+    return groups
+
+
+# Figures of a record.
+
+
+def figure(name: str) -> Measure:
+    return lambda record: record["figures"].get(name)
+
+
+def protocol(name: str, key: str) -> Measure:
+    return lambda record: record["figures"].get("evaluate", {}).get(name, {}).get(key)
+
+
+def field(name: str, scale: float = 1.0) -> Measure:
+    return lambda record: None if record[name] is None else record[name] / scale
+
+
+KNN, LINEAR = figure("knn"), protocol("linear", "top1")
+
+
+# Numbers as text.
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Mean ± standard deviation; the latter only of two or more."""
+    if not values:
+        return "–"
+    return f"{statistics.mean(values):{form}} ± " + (f"{statistics.stdev(values):{form}}" if len(values) > 1 else "–")
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def change(values: Sequence[float]) -> str:
+    """Mean ± standard error of paired differences."""
+    if not values:
+        return "–"
+    error = standard_error(values)
+    return f"{statistics.mean(values):+.2f} ± " + ("–" if error is None else f"{error:.2f}")
+
+
+def beyond(values: Sequence[float]) -> str:
+    error = standard_error(values)
+    if error is None:
+        return "–"
+    return "yes" if abs(statistics.mean(values)) > 2 * error else "no"
+
+
+def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def one_line(text: str, length: int) -> str:
+    text = " ".join(text.split()).replace("|", "\\|")
+    return text if len(text) <= length else f"… {text[-length:]}"
+
+
+def either(values: Iterable[Any]) -> str:
+    return " or ".join(str(value) for value in dict.fromkeys(values))
+
+
+# Plots.
+
+
+@contextmanager
+def drawing(
+    path: Path, columns: int = 1, rows: int = 1, width: float = 6.4, height: float = 4.2
+) -> Iterator[list[Axes]]:
+    """A PNG that is the same file whenever the same is drawn."""
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        FigureCanvasAgg(drawn)
+        yield list(drawn.subplots(rows, columns, squeeze=False).flat)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(path, dpi=120, metadata={"Software": None})

@@ -1,0 +1,140 @@
+"""The paper's observations and curves, from a group of runs that differ in one setting of the inter branch each."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cifar10_results import KNN, Measure, Results, change, drawing, protocol, rows_of, standard_error
+
+STUDY, BASE, PLAIN = "study-mocov2", "interclr", "plain"
+LOW_SHOT = protocol("low-shot", "mAP")
+OBSERVATIONS = (
+    # what the paper says, the run that should be ahead, of which other; whether it must be, or only not be behind
+    ("1: labels kept up to date online are as good as offline ones", BASE, "labels-offline", False),
+    ("2: semi-hard negatives are as good as random ones", BASE, "negatives-random", False),
+    ("2: semi-hard negatives are better than the hardest", BASE, "negatives-hard", True),
+    ("3: a margin of −0.5 is as good as none", BASE, "margin-0", False),
+    ("3: a margin of 0 is better than one of +0.3", "margin-0", "margin-plus-0.3", True),
+)
+AXES = {
+    "intra_weight": "λ (1: no inter branch)",
+    "clusters": "clusters",
+    "sampler.negatives": "negatives K",
+    "sampler.pool_fraction": "share of the bank that is semi-hard",
+    "margin": "margin",
+    "warmup_epochs": "the branch begins, epoch",
+}
+LOGARITHMIC = ("clusters", "sampler.negatives")
+DERIVED = ("sampler.candidates",)  # follows from the others
+
+
+def observations(results: Results) -> list[str]:
+    table = []
+    for told, better, worse, strictly in OBSERVATIONS:
+        knn, low = (results.differences(better, worse, measure) for measure in (KNN, LOW_SHOT))
+        if knn:
+            table.append((told, f"{better} − {worse}", str(len(knn)), change(knn), change(low), verdict(knn, strictly)))
+    if not table:
+        return []
+    header = ("the paper's observation", "difference", "seeds", "k-NN ± s.e.", "low-shot mAP ± s.e.", "by k-NN")
+    return [
+        "### The paper's observations",
+        "",
+        "Differences seed by seed, in points. *Reproduced* and *contradicted*: beyond two standard errors; *as good*:",
+        "neither, which is all that an “as good” says; *no difference found*: neither, where the paper has one.",
+        "",
+        *rows_of(header, table),
+    ]
+
+
+def verdict(differences: Sequence[float], strictly: bool) -> str:
+    error = standard_error(differences)
+    if error is None:
+        return "one seed cannot tell"
+    mean = statistics.mean(differences)
+    if abs(mean) > 2 * error:
+        return "reproduced" if mean > 0 else "contradicted"
+    return "no difference found" if strictly else "as good"
+
+
+def curves(results: Results) -> dict[str, list[tuple[float, str]]]:
+    """For each setting with a curve its values and the runs that have them, ascending."""
+    if BASE not in results.runs:
+        return {}
+    base = settings_of(results, BASE)
+    found: dict[str, list[tuple[float, str]]] = {}
+    for run in results.runs:
+        mine = settings_of(results, run)
+        changed = [key for key in base if mine.get(key) != base[key]] if mine else []
+        if len(changed) == 1 and changed[0] in AXES and set(mine) == set(base):
+            found.setdefault(changed[0], []).append((mine[changed[0]], run))
+    for key, points in found.items():
+        points.append((base[key], BASE))
+        if key == "intra_weight" and PLAIN in results.runs:
+            points.append((1.0, PLAIN))
+    return {key: sorted(found[key]) for key in AXES if key in found}
+
+
+def settings_of(results: Results, run: str) -> dict[str, Any]:
+    """The settings of a run's inter branch, flat."""
+    branch = next(iter(results.runs[run].values()))["settings"]["inter"]
+    return {key: value for key, value in _flat(branch or {}) if key not in DERIVED}
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def curve_section(results: Results, picture: str) -> list[str]:
+    if not curves(results):
+        return []
+    return [
+        "### One setting at a time",
+        "",
+        f"![One setting at a time](images/{picture})",
+        "",
+        "Means over seeds; bars are standard deviations. The dashed line has no inter branch.",
+        "",
+    ]
+
+
+def draw_study(results: Results, path: Path) -> None:
+    found = curves(results)
+    if not found:
+        return
+    measures: list[tuple[str, Measure]] = [("k-NN, %", KNN)]
+    if any(results.values(run, LOW_SHOT) for run in results.runs):
+        measures.append(("low-shot mAP, %", LOW_SHOT))
+    with drawing(path, columns=len(found), rows=len(measures), width=3.1, height=2.9) as panels:
+        for number, axes in enumerate(panels):
+            (label, measure), key = measures[number // len(found)], list(found)[number % len(found)]
+            points = [(x, list(results.values(run, measure).values())) for x, run in found[key]]
+            points = [(x, values) for x, values in points if values]
+            axes.errorbar(
+                [x for x, _ in points],
+                [statistics.mean(values) for _, values in points],
+                yerr=[statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points],
+                marker="o",
+                capsize=3,
+            )
+            plain = list(results.values(PLAIN, measure).values())
+            if plain:
+                axes.axhline(statistics.mean(plain), linestyle="--", color="grey", linewidth=1)
+            if key in LOGARITHMIC:
+                axes.set_xscale("log", base=2)
+                axes.set_xticks([x for x, _ in points], [f"{x:g}" for x, _ in points])
+                axes.minorticks_off()
+            axes.set_xlabel(AXES[key])
+            axes.set_ylabel(label)
+        for row in range(len(measures)):
+            one, *others = panels[row * len(found) : (row + 1) * len(found)]
+            for axes in others:
+                axes.sharey(one)
+            one.autoscale(axis="y")
