@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+# Processes for the tests. A file's tests stay together: what they share is made once.
+TEST_JOBS ?= 2
 
 .PHONY: demo test lint types check
 
@@ -10,7 +12,7 @@ demo: $(VENV)/.installed
 	$(BIN)/interclr pretrain
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

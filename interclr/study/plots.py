@@ -14,7 +14,7 @@ from sklearn.manifold import TSNE
 from interclr.data.canvas import on_canvas
 from interclr.evaluate.plots import figure
 from interclr.run.folder import Run
-from interclr.study.subjects import CPU, Space, check_runs, choose, names_of, open_run, training_data
+from interclr.study.subjects import CPU, Space, check_runs, choose, names_of, open_run, training_images
 from interclr.types import Images, UserError
 
 CURVES = {
@@ -49,8 +49,10 @@ def plot_tsne(
     """
     check_runs(runs)
     subjects = [open_run(run, space, device) for run in runs]
-    source = training_data(subjects[0].settings, data).source
+    source = training_images(subjects[0].settings, data)
     groups = choose(source, classes, images, seed)
+    if not groups[0]:
+        raise UserError(f"no image of {source.name} can be read (find out why with: interclr data check)")
     pixels, size = on_canvas([source.read(row) for group in groups for row in group])
     batch = Images(torch.arange(len(pixels)), pixels, size)
     labels = source.labels

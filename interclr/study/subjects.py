@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 
 from interclr.config import Settings
 from interclr.data.canvas import Canvas
-from interclr.data.source import Source
+from interclr.data.hold_out import split_off
+from interclr.data.reading import read_or_reason
+from interclr.data.source import Source, UnreadableImage
 from interclr.data.stream import in_order
 from interclr.data.views import Views, centre_crop
 from interclr.engine.build import build_learner
@@ -96,6 +99,13 @@ def training_data(settings: Settings, data: str | None = None) -> TrainingData:
     return prepare(open_training_source(config), config, CPU, Screen(quiet=True))
 
 
+def training_images(settings: Settings, data: str | None = None) -> Source:
+    """The training images without decoding them: for pictures of a few. The unreadable are still among them."""
+    config = settings.data if data is None else settings.data.model_copy(update={"source": data})
+    source = open_training_source(config)
+    return split_off(source, config.hold_out)[0] if config.hold_out else source
+
+
 def names_of(subjects: Sequence[Subject]) -> list[str]:
     """What the paper calls them, by their λ; folder names where that does not tell them apart."""
     names = []
@@ -107,18 +117,24 @@ def names_of(subjects: Sequence[Subject]) -> list[str]:
 
 
 def choose(source: Source, classes: int, images: int, seed: int) -> list[list[int]]:
-    """Rows by class, the classes with the most images first; without labels one group of all."""
+    """Rows by class, the classes with the most images first; without labels one group of all. Each can be read."""
     generator = torch.Generator().manual_seed(seed)
     if source.labels is None or bool((source.labels < 0).all()):
-        rows = torch.randperm(len(source), generator=generator)[: classes * images]
-        return [rows.tolist()]
+        rows = torch.randperm(len(source), generator=generator)
+        return [_readable(source, rows, classes * images)]
     counts = torch.bincount(source.labels[source.labels >= 0])
     groups = []
     for label in counts.sort(descending=True, stable=True).indices[:classes].sort().values.tolist():
         rows = (source.labels == label).nonzero().flatten()
         if len(rows):
-            groups.append(rows[torch.randperm(len(rows), generator=generator)[:images]].tolist())
-    return groups
+            groups.append(_readable(source, rows[torch.randperm(len(rows), generator=generator)], images))
+    return [group for group in groups if group] or [[]]
+
+
+def _readable(source: Source, rows: Tensor, count: int) -> list[int]:
+    """The first ``count`` of ``rows`` that can be read."""
+    found = (row for row in rows.tolist() if not isinstance(read_or_reason(source, row), UnreadableImage))
+    return list(islice(found, count))
 
 
 def check_runs(runs: Sequence[str | Path]) -> None:

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from tiny_runs import INTER, tiny, train, write_images
 
-from interclr.data.source import ArraySource, UnreadableImage
+from interclr.data.source import ArraySource, FileSource, UnreadableImage
 from interclr.study import gallery
 from interclr.study.gallery import GREEN, RED, plot_negatives, plot_retrieval
 from interclr.study.plots import plot_curves, plot_tsne
@@ -53,6 +53,24 @@ def test_tsne_has_a_panel_for_each_run(runs: dict[str, Path], tmp_path: Path) ->
     left, right = two[:, : two.shape[1] // 2], two[:, two.shape[1] // 2 :]
     assert (left < 200).any()
     assert (right < 200).any()
+
+
+def test_tsne_reads_what_it_shows_and_passes_over_what_cannot_be_read(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_images(tmp_path / "photos", 40)
+    for path in sorted(folder.iterdir())[::3]:
+        path.write_bytes(b"not an image")
+    read: list[int] = []
+    real = FileSource.read
+    monkeypatch.setattr(FileSource, "read", lambda self, row: (read.append(row), real(self, row))[1])
+    plot_tsne([runs["both"]], tmp_path / "few", classes=2, images=3, views=3, data=str(folder))
+    assert (pixels(tmp_path / "few") < 128).any()
+    assert 12 <= len(read) < 40  # six shown, each looked at and then drawn
+    for path in folder.iterdir():
+        path.write_bytes(b"not an image")
+    with pytest.raises(UserError, match="interclr data check"):
+        plot_tsne([runs["both"]], tmp_path / "none", data=str(folder))
 
 
 def test_retrieval_frames_hits_and_misses(runs: dict[str, Path], tmp_path: Path) -> None:
