@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -84,14 +86,28 @@ class MemoryBank(nn.Module):
         """v̂ᵢ ← (1−ω)·v̂ᵢ + ω·vᵢ, normalised again; nothing is written yet.
 
         Of an index that occurs twice in a batch the first occurrence counts. A feature with NaN or infinity leaves
-        its entry as it is: the loss will tell of it, while one such row would spoil a centroid for good.
+        its entry as it is: the loss will tell of it, while one such row would spoil a centroid for good. So does one
+        without a direction, a zero or too large to be normalised.
         """
+        self._check(index, features)
         first = first_occurrence(index)
         before = self.features[index]  # (B, D)
         fresh = features[first].float()  # (B, D)
         mixed = functional.normalize((1 - self.momentum) * before.float() + self.momentum * fresh, dim=1)
-        finite = mixed.isfinite().all(dim=1, keepdim=True)  # (B, 1)
-        return Entries(index, first, before, torch.where(finite, mixed.to(before.dtype), before))
+        sound = mixed.isfinite().all(dim=1, keepdim=True) & mixed.any(dim=1, keepdim=True)  # (B, 1)
+        return Entries(index, first, before, torch.where(sound, mixed.to(before.dtype), before))
+
+    def _check(self, index: Tensor, features: Tensor) -> None:
+        """What would be broadcast, cut off or counted from the end in silence. Numbers are looked at on a CPU only."""
+        if index.ndim != 1 or features.shape != (len(index), self.dim):
+            raise UserError(
+                f"the bank takes (B,) indices and (B, {self.dim}) features, not {tuple(index.shape)} and "
+                f"{tuple(features.shape)}: one feature for each image, such as the mean of its views"
+            )
+        if index.device.type == "cpu" and len(index) and not torch.compiler.is_compiling():
+            low, high = index.aminmax()
+            if low < 0 or high >= self.size:
+                raise UserError(f"the bank holds images 0 to {self.size - 1}, not {int(low if low < 0 else high)}")
 
     @torch.no_grad()
     def store(self, entries: Entries, labels: Tensor | None = None) -> Tensor:
@@ -174,6 +190,23 @@ class MemoryBank(nn.Module):
             self.counts.zero_().index_add_(0, self.labels, torch.ones_like(self.labels))
             self.centroids.copy_(mean_of(self.sums, self.counts))
 
+    # A bank keeps its precision: half() of a model that holds one, or a state of another precision, would round the
+    # features and leave the sums those of the unrounded.
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def moved(tensor: Tensor) -> Tensor:
+            changed = fn(tensor)
+            return changed if changed.dtype == tensor.dtype else tensor.to(changed.device)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        features = state_dict.get(f"{prefix}features")
+        if features is not None and features.dtype != self.features.dtype:
+            self.rebuild()
+
     # Reading.
 
     def members(self) -> tuple[Tensor, Tensor]:
@@ -192,6 +225,8 @@ class MemoryBank(nn.Module):
 
 def first_occurrence(index: Tensor) -> Tensor:
     """For each element of ``index`` (B,) the position at which its value occurs first."""
+    if len(index) == 0:
+        return index
     if index.device.type == "cpu" and len(index) <= FEW:
         return (index[:, None] == index).to(torch.uint8).argmax(1)  # the first of equal maxima
     order = torch.argsort(index, stable=True)  # (B,)
@@ -221,7 +256,8 @@ def mean_of(sums: Tensor, counts: Tensor, scale: float = FIXED_POINT) -> Tensor:
 
 
 def row_slices(rows: int, chunk: int = ROWS) -> list[slice]:
-    return [slice(start, min(start + chunk, rows)) for start in range(0, rows, chunk)]
+    """Of no rows one empty slice, so that there is something to concatenate."""
+    return [slice(start, min(start + chunk, rows)) for start in range(0, max(rows, 1), chunk)]
 
 
 def check_clusters(clusters: int, size: int) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def is_distributed() -> bool:
@@ -47,7 +50,7 @@ def barrier() -> None:
 
 
 def all_gather(tensor: Tensor) -> Tensor:
-    """Concatenate every rank's ``tensor`` along the first dimension, in rank order (no gradient)."""
+    """Concatenate every rank's ``tensor``, all of one size, along the first dimension, in rank order (no gradient)."""
     if world() == 1:
         return tensor
     tensor = tensor.contiguous()
@@ -70,6 +73,15 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
     total = tensor.clone()
     torch_dist.all_reduce(total)
     return total / world()
+
+
+def gathered(value: T) -> list[T]:
+    """Every rank's ``value``, any object of few bytes, in rank order."""
+    if world() == 1:
+        return [value]
+    values: list[T] = [value] * world()
+    torch_dist.all_gather_object(values, value)
+    return values
 
 
 def slice_of_rank(rows: int) -> slice:

@@ -46,7 +46,7 @@ def margin_nce(
     else:
         raise ValueError(f"margin kind must be 'cosine' or 'arc', not {kind!r}")
     if fused:
-        loss: Tensor = _FusedNCE.apply(positive, negative, temperature)  # type: ignore[no-untyped-call]
+        loss: Tensor = _fused_nce(positive, negative, temperature)
     else:
         logits = torch.cat([positive[:, None], negative], dim=1) / temperature  # (B, 1 + K)
         first = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
@@ -58,6 +58,20 @@ def margin_nce(
     if reduction == "none":
         return loss
     raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+
+
+# torch.compile (2.11) would trace into these two and, as their forward writes in place, drop their gradient without a
+# word: they are called as they are.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fused_nce(positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+    loss: Tensor = _FusedNCE.apply(positive, negative, temperature)  # type: ignore[no-untyped-call]
+    return loss
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _negative_cosines(query: Tensor, bank: Tensor, pairs: Pairs, workspace: int) -> Tensor:
+    negative: Tensor = _NegativeCosines.apply(query, bank, pairs.negative, pairs.cosine, workspace)  # type: ignore[no-untyped-call]
+    return negative
 
 
 class _FusedNCE(torch.autograd.Function):
@@ -128,8 +142,7 @@ def cosines(
     """
     query, bank_features = _at_least_float32(query), bank_features.detach()
     positive = (query * bank_features[pairs.positive]).sum(dim=1)  # (A,)
-    negative: Tensor = _NegativeCosines.apply(query, bank_features, pairs.negative, pairs.cosine, workspace)  # type: ignore[no-untyped-call]
-    return positive, negative
+    return positive, _negative_cosines(query, bank_features, pairs, workspace)
 
 
 # Multiplying with the whole bank and picking K of N results beats gathering K rows per anchor until N is about this

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 from interclr.bank import MemoryBank, first_occurrence, fixed_point
+from interclr.labels import OnlineLabels
+from interclr.types import UserError
 
 
 def consistent(bank: MemoryBank, empty_ok: bool = False) -> None:
@@ -154,12 +158,68 @@ def test_without_clusters_keeps_features_only() -> None:
 def test_a_broken_feature_leaves_its_entry_alone() -> None:
     bank = MemoryBank(10, 4, 2)
     before = bank.features.clone()
-    features = torch.randn(3, 4)
-    features[1, 2] = torch.nan
-    bank.write(torch.tensor([1, 2, 3]), features)
-    assert torch.equal(bank.features[2], before[2])
+    features = torch.randn(5, 4)
+    features[1, 2], features[3], features[4] = (
+        torch.nan,
+        0,
+        1e30,
+    )  # the last two have no direction
+    bank.write(torch.tensor([1, 2, 3, 4, 5]), features)
+    for kept in (2, 4, 5):
+        assert torch.equal(bank.features[kept], before[kept])
     torch.testing.assert_close(bank.features[3], normalize(features[2], dim=0))
     consistent(bank)
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        ([0, 1], (4, 4), r"not \(2,\) and \(4, 4\)"),  # two views, one index
+        ([0, 1], (2, 1), "one feature for each image"),  # would be broadcast
+        ([[0], [1]], (2, 4), "one feature for each image"),
+        ([-1, 9], (2, 4), "holds images 0 to 9, not -1"),
+        ([3, 10], (2, 4), "holds images 0 to 9, not 10"),
+    ],
+)
+def test_what_would_be_written_wrongly_is_refused(index: list[int], shape: tuple[int, ...], message: str) -> None:
+    bank = MemoryBank(10, 4, 2)
+    before = {name: value.clone() for name, value in bank.state_dict().items()}
+    with pytest.raises(UserError, match=message):
+        OnlineLabels().commit(bank, torch.tensor(index), torch.randn(shape), 0)
+    assert all(torch.equal(value, before[name]) for name, value in bank.state_dict().items())
+
+
+def test_an_empty_batch_changes_nothing() -> None:
+    bank = MemoryBank(10, 4, 2)
+    before = bank.features.clone()
+    changed = OnlineLabels().commit(bank, torch.empty(0, dtype=torch.int64), torch.empty(0, 4), 0)
+    assert int(changed) == 0
+    assert torch.equal(bank.features, before)
+    consistent(bank)
+
+
+def test_labels_need_clusters() -> None:
+    with pytest.raises(UserError, match="no clusters"):
+        OnlineLabels().initialise(MemoryBank(10, 4, 0), torch.randn(10, 4))
+
+
+@pytest.mark.parametrize("convert", [lambda bank: bank.half(), lambda bank: bank.to(torch.bfloat16)])
+def test_a_bank_keeps_its_precision_inside_a_model_that_changes_its_own(convert: Callable[..., object]) -> None:
+    bank = MemoryBank(30, 4, 3)
+    before = bank.features.clone()
+    convert(torch.nn.ModuleDict({"bank": bank, "head": torch.nn.Linear(2, 2)}))
+    assert torch.equal(bank.features, before)
+    bank.write(torch.arange(8), torch.randn(8, 4))
+    consistent(bank)
+
+
+def test_a_state_of_another_precision_is_rounded_and_stays_consistent() -> None:
+    bank, rounded = MemoryBank(30, 4, 3), MemoryBank(30, 4, 3, dtype=torch.bfloat16)
+    for index, features in batches(30, 4, 8, 20):
+        bank.write(index, features)
+    rounded.load_state_dict(bank.state_dict())
+    assert torch.equal(rounded.features, bank.features.bfloat16())
+    consistent(rounded)
 
 
 def test_fill_normalises_and_names_broken_images() -> None:

@@ -31,6 +31,7 @@ from small_learner import (
     train_step,
     without_batch_norm,
 )
+from tiny_runs import write_images
 from torch import nn
 
 from interclr import dist
@@ -220,3 +221,55 @@ def test_torchrun_trains_writes_once_and_resumes(tmp_path: Path) -> None:
     assert "continuing at step 8" in again.stdout
     assert losses_of(folder) == pytest.approx(first, rel=1e-6)
     assert json.loads((folder / "result.json").read_text())["finished"]
+
+
+ELSEWHERE = """
+import os, sys
+os.chdir(os.path.join(sys.argv[1], "node" + os.environ["RANK"]))
+sys.argv[1:] = sys.argv[2:]
+from interclr.cli import main
+main()
+"""
+
+
+def on_two_nodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Two processes, each in a folder of its own: what a path names differs between them."""
+    (folder / "elsewhere.py").write_text(ELSEWHERE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(folder / "elsewhere.py"), str(folder), "pretrain", *words, "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+
+
+def test_machines_that_see_different_things_are_told_apart(tmp_path: Path) -> None:
+    plain = [each for each in TINY[1:] if not each.startswith("inter.")]
+    settings = ["synthetic-mocov2", *plain, "schedule.epochs=1", "checkpoint.every_epochs=1", "--no-report"]
+    for node, seed in enumerate((1, 2)):
+        write_images(tmp_path / f"node{node}" / "same", 64, seed=1)
+        write_images(tmp_path / f"node{node}" / "other", 64, seed=1)
+        for path in sorted((tmp_path / f"node{node}" / "other").iterdir())[: 2 * seed]:
+            path.rename(path.with_name(f"another{seed}{path.name}"))
+    other = on_two_nodes(tmp_path, "--data", "other", "--out", "run", *settings)
+    assert other.returncode != 0
+    assert "process 1 has another set of images" in other.stderr
+    (tmp_path / "node1" / "other" / "more.png").write_bytes((tmp_path / "node1" / "same" / "000.png").read_bytes())
+    more = on_two_nodes(tmp_path, "--data", "other", "--out", "run2", *settings)
+    assert "process 1 has another number of images" in more.stderr
+    done = on_two_nodes(tmp_path, "--data", "same", "--out", "run3", *settings)
+    assert done.returncode == 0, done.stderr[-2000:]
+    again = on_two_nodes(tmp_path, "--data", "same", "--out", "run3", "--resume", *settings)
+    assert again.returncode != 0
+    assert "--out has to be a folder that all machines share" in again.stderr
+
+
+def test_unreadable_images_of_all_processes_are_named(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "photos", 64)
+    broken = sorted(folder.iterdir())[5:60:9]
+    for path in broken:
+        path.write_bytes(b"not an image")
+    plain = [each for each in TINY[1:] if not each.startswith("inter.")]
+    words = ["synthetic-mocov2", "--data", str(folder), *plain, "data.resident=false", "--no-report"]
+    done = torchrun(tmp_path / "run", *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((tmp_path / "run" / "result.json").read_text())["unreadable"]
+    assert {Path(name).name for name in found} == {path.name for path in broken}

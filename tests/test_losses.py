@@ -181,3 +181,20 @@ def test_cosines_under_autocast_and_from_half_precision(dense_up_to, monkeypatch
     half = query.detach().half().requires_grad_()
     cosines(half, bank, pairs)[1].sum().backward()
     assert half.grad.dtype == torch.float16
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_by_the_caller_the_gradient_is_the_same(backend):
+    torch.manual_seed(0)
+    bank, query = F.normalize(torch.randn(30, 6), dim=1), F.normalize(torch.randn(7, 6), dim=1)
+    pairs = Pairs(torch.randint(30, (7,)), torch.randint(-1, 30, (7, 9)))
+
+    def loss(query):
+        return margin_nce(*cosines(query, bank, pairs), 0.2, -0.5)
+
+    gradients = []
+    for function in (loss, torch.compile(loss, backend=backend)):
+        leaf = query.clone().requires_grad_()
+        function(leaf).backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*gradients)

@@ -52,6 +52,10 @@ def build_learner(settings: Settings, images: int) -> Learner:
     intra = settings.method.build(backbone, separate_head=inter is not None and inter.head == "separate")
     intra.margin = Margin(settings.margin, settings.margin_kind)
     if settings.model.norm == "sync" and dist.world() > 1:
+        if settings.engine.device == "cpu":
+            raise UserError(
+                "model.norm=sync works on GPUs only; on CPUs use model.norm=group, or batch with one process"
+            )
         intra.synchronise_norm()
     if inter is None and not intra.uses_bank:
         return Learner(intra)

@@ -32,10 +32,19 @@ from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
 FORMAT = 1  # of the checkpoint
+LOOK_SECONDS = 5.0  # between two looks of the ranks whether one of them is to stop
 PREPARING = {
     "compile": "compiling encoders and views: a minute or two",
     "graph": "compiling views and capturing the step: a quarter of a minute, or two where the encoder is no ResNet",
 }
+
+
+def same_on_all_ranks(what: str, value: str | int | None) -> None:
+    """An error, on every rank, where one of them has another ``value`` than the first."""
+    values = dist.gathered(value)
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise UserError(f"process {rank} has another {what}: {other}, process 0 has {values[0]}")
 
 
 class Training:
@@ -48,7 +57,11 @@ class Training:
         batch = int(settings.data.batch)
         if batch % dist.world():
             raise UserError(f"data.batch: {batch} does not divide over {dist.world()} processes")
+        if batch // dist.world() < 2:
+            raise UserError(f"data.batch: {batch} over {dist.world()} processes leaves one image for each; at least 2")
         self.images = len(data.source)
+        same_on_all_ranks("number of images (is it the same folder on every machine?)", self.images)
+        same_on_all_ranks("set of images (is it the same folder on every machine?)", data.fingerprint)
         if batch > self.images:
             raise UserError(f"data.batch: {batch} images a batch, but only {self.images} can be read")
         self.batch = batch
@@ -94,10 +107,13 @@ class Training:
         self.measured: dict[str, float] = {}  # k-NN before training, of pixels, and the latest figures
         self.met_before: dict[str, str] = {}  # unreadable images of earlier sittings
         self.resumed = resume and self._restore()
+        here = self.step if self.resumed else None
+        same_on_all_ranks("checkpoint to go on from (--out has to be a folder that all machines share), step", here)
         self.loader: Loader = data.loader(batch, settings.seed, device, settings.data, screen)
         self.loader.unreadable.reasons.update(self.met_before)
         self.interruption = Interruption()
         self.compile_seconds = 0.0
+        self.looked, self.looked_at, self.next_look = time.monotonic(), self.step, self.step + 1
 
     # State.
 
@@ -284,13 +300,19 @@ class Training:
         return self.step + (WARM_UP + 1 if mode == "graph" else 1)
 
     def _all_stop(self) -> bool:
-        """Ranks stop at the same step: they compare now and then, where the host waits for the log anyway."""
+        """Ranks stop at the same step. They compare now and then, for which the host waits: as often as the log is
+        written, and more often where steps are slow, since torchrun kills half a minute after a signal."""
         if dist.world() == 1:
             return self.interruption.asked
-        if self.step % self.settings.engine.log_every:
+        if self.step < self.next_look:
             return False
-        asked = torch.tensor(float(self.interruption.asked), device=self.device)
-        return bool(dist.all_reduce_mean(asked) > 0)
+        now = time.monotonic()
+        pace = (now - self.looked) / (self.step - self.looked_at)
+        seen = dist.all_reduce_mean(torch.tensor([float(self.interruption.asked), pace], device=self.device))
+        asked, pace = seen.tolist()  # the same on every rank, and with it the next step to compare at
+        self.looked, self.looked_at = now, self.step
+        self.next_look = self.step + max(1, min(self.settings.engine.log_every, int(LOOK_SECONDS / max(pace, 1e-6))))
+        return bool(asked > 0)
 
     def _show(self, record: Record | None, bar: TrainingBar) -> None:
         if record is not None:
@@ -386,10 +408,12 @@ class Training:
         self._save()  # first: a run killed while it is measured loses nothing
         figures = self._measure(self.plan.epochs - 1)
         seconds = self._elapsed()
+        unreadable = self.data.unreadable.reasons | dict(
+            item for found in dist.gathered(self.loader.unreadable.reasons) for item in found.items()
+        )
         if not dist.is_main():
             return
         save_backbone(self.folder / "backbone.safetensors", self.learner.intra.encoder.backbone)
-        unreadable = self.data.unreadable.reasons | self.loader.unreadable.reasons
         result = {
             "finished": True,
             "method": self.settings.method.name,

@@ -10,6 +10,7 @@ from torch import Tensor
 from interclr import dist
 from interclr.bank import MemoryBank, check_finite
 from interclr.labels.kmeans import kmeans
+from interclr.types import UserError
 
 
 class Labels(ABC):
@@ -50,6 +51,8 @@ class Labels(ABC):
 
     def cluster(self, bank: MemoryBank, generator: torch.Generator | None = None) -> None:
         """Global k-means over the bank's features; ``generator`` advances by one draw on every rank."""
+        if not bank.clusters:
+            raise UserError("this bank has no clusters to give labels from: make it with MemoryBank(…, clusters=k)")
         source = generator.device if generator is not None else None
         seed = int(torch.randint(2**62, (), generator=generator, device=source))
         check_finite(bank.features)  # on every rank, so that none is left waiting for the broadcast

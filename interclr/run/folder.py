@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from interclr.config import Settings, load_settings
 from interclr.data.views import centre_crop
+from interclr.features import embed_all
 from interclr.models import Backbone
 from interclr.run import checkpoint
 from interclr.types import Images, UserError
@@ -88,12 +89,11 @@ def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings
     mean, std = data.mean, data.std
     if settings is None and isinstance(backbone, Backbone):
         mean, std = backbone.mean or mean, backbone.std or std
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not len(images):
+        raise UserError(f"embed takes uint8 images (N, 3, H, W), not {tuple(images.shape)} of {images.dtype}")
     side = size or min(images.shape[2:])
-    rows = []
-    for part in images.split(256):
-        batch = Images(torch.arange(len(part)), part)
-        rows.append(backbone(centre_crop(batch, side, mean, std)))
-    return torch.cat(rows)
+    batches = (Images(torch.arange(len(part)), part) for part in images.split(256))
+    return embed_all(backbone, batches, lambda batch: centre_crop(batch, side, mean, std))
 
 
 def write_text(path: Path, text: str) -> None:
