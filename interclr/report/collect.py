@@ -35,11 +35,15 @@ Content = dict[str, Any]
 
 @dataclass
 class Clustered:
-    """A memory bank with clusters, and which image of the training set each of its entries is."""
+    """A memory bank with clusters, and which image of the training set each of its entries is.
+
+    The page shows k-means clusters of the features it maps and compares by. The run's own bank holds one random view of
+    an image, so there even two copies of a picture may lie in different clusters: training averages over that, a person
+    cannot. It is what negatives are drawn from, and shown there.
+    """
 
     bank: MemoryBank
     rows: list[int]
-    own: bool  # the run's own clusters, rather than k-means for the report
 
 
 def collect(folder: Path, points: int, device: torch.device, screen: Screen) -> Content:
@@ -56,6 +60,8 @@ def collect(folder: Path, points: int, device: torch.device, screen: Screen) -> 
     if not run.finished:
         step = f"its checkpoint at step {state['step']:,}" if state is not None else "no checkpoint yet"
         notes.append(f"This run is not finished: the page shows {step}.")
+    if result.get("unreadable"):
+        notes.append(f"{len(result['unreadable']):,} images could not be read in training: result.json names them.")
     images = None
     try:
         images = _images(folder, settings, state, points, device, screen, notes)
@@ -108,18 +114,18 @@ def _images(
     backbone = load(folder)
     source, same = training_source(settings.data, state, screen)
     if not same:
-        notes.append("The data have changed since the run: clusters are those of the images as they are now.")
+        notes.append("The data have changed since the run: the page shows the images as they are now.")
     total = len(source)
     chosen = torch.randperm(total, generator=torch.Generator().manual_seed(SAMPLE_SEED))[:points].sort().values.tolist()
     if total > points:
         notes.append(f"{points:,} of {total:,} images, drawn at random, are compared and shown on the map.")
-    clustered = _own_clusters(settings, state, source) if same else None
+    own = _own_bank(settings, state, source) if same else None
     labels = source.labels if source.labels is not None and bool((source.labels >= 0).any()) else None
     fraction = getattr(settings.inter.sampler, "pool_fraction", 0.1) if settings.inter is not None else 0.1
-    seen = seen_rows = None
-    if clustered is not None:  # the whole bank is at hand, so look at all of it and read what is to be shown
-        seen, seen_rows = _of_bank(clustered, labels, chosen, fraction)
-    rows = sorted({*chosen, *(seen_rows or [])})
+    negatives = None
+    if own is not None:  # the whole bank is at hand, so look at all of it and read what is to be shown
+        negatives = _negatives(own, labels, chosen, fraction)
+    rows = sorted({*chosen, *_rows_of(negatives)})
     side = min(side_for(len(rows)), median_side(source))
     gallery = read_gallery(source, rows, backbone, settings, side, device, screen)
     if gallery.unreadable:
@@ -128,14 +134,14 @@ def _images(
         raise UserError(f"{len(gallery)} of {len(rows)} images could be read")
     if not bool(gallery.features.isfinite().all()):
         raise UserError("the features of the network are NaN or infinite: training has diverged")
-    if clustered is None:
-        clustered = Clustered(findings.cluster_bank(gallery.features), gallery.rows, own=False)
-        seen, _ = _of_bank(clustered, labels, gallery.rows, fraction)
-    assert seen is not None
-    return _content(gallery, clustered, seen, set(chosen), total, screen)
+    clustered = Clustered(findings.cluster_bank(gallery.features), gallery.rows)
+    if own is None:
+        negatives = _negatives(clustered, labels, gallery.rows, fraction)
+    content = _content(gallery, clustered, negatives, set(chosen), total, screen)
+    return content | {"ownBank": own is not None}
 
 
-def _own_clusters(settings: Settings, state: checkpoint.State | None, source: Source) -> Clustered | None:
+def _own_bank(settings: Settings, state: checkpoint.State | None, source: Source) -> Clustered | None:
     """The memory bank of the checkpoint, where the inter branch has run and it is of these images."""
     if settings.inter is None or state is None or not state["clusters_started"]:
         return None
@@ -145,33 +151,33 @@ def _own_clusters(settings: Settings, state: checkpoint.State | None, source: So
     bank = MemoryBank(len(labels), features.shape[1], len(state["learner"]["bank.counts"]), dtype=features.dtype)
     bank.fill(features.cpu())
     bank.assign(labels.cpu())
-    return Clustered(bank, list(range(len(source))), own=True)
+    return Clustered(bank, list(range(len(source))))
 
 
-def _of_bank(
-    clustered: Clustered, labels: Tensor | None, chosen: list[int], fraction: float
-) -> tuple[Content, list[int]]:
-    """Clusters and negatives by rows of the training set, and all rows they show."""
+def _negatives(clustered: Clustered, labels: Tensor | None, chosen: list[int], fraction: float) -> Content | None:
+    """What is drawn for a few anchors of ``chosen``, by rows of the training set."""
     bank, rows = clustered.bank, clustered.rows
     own_labels = None if labels is None else labels[torch.tensor(rows)]
     place = {row: position for position, row in enumerate(rows)}
     candidates = None if labels is None else labels[torch.tensor(chosen)]
     picked = findings.spread_over_classes(findings.ANCHORS, candidates, len(chosen), 2)
-    clusters = findings.clusters(bank, own_labels)
     negatives = findings.negatives(bank, own_labels, [place[chosen[position]] for position in picked], fraction)
-    used: set[int] = set()
-    for entry in clusters["shown"].values():
-        entry["members"] = [rows[i] for i in entry["members"]]
-        used.update(entry["members"])
     for anchor in [] if negatives is None else negatives["anchors"]:
         anchor["image"], anchor["positive"] = rows[anchor["image"]], rows[anchor["positive"]]
         anchor["draws"] = {name: [[rows[i], c] for i, c in drawn] for name, drawn in anchor["draws"].items()}
+    return negatives
+
+
+def _rows_of(negatives: Content | None) -> set[int]:
+    """All images shown there."""
+    used: set[int] = set()
+    for anchor in [] if negatives is None else negatives["anchors"]:
         used.update([anchor["image"], anchor["positive"], *(i for drawn in anchor["draws"].values() for i, _ in drawn)])
-    return {"clusters": clusters, "negatives": negatives}, sorted(used)
+    return used
 
 
 def _content(
-    gallery: Gallery, clustered: Clustered, seen: Content, chosen: set[int], total: int, screen: Screen
+    gallery: Gallery, clustered: Clustered, negatives: Content | None, chosen: set[int], total: int, screen: Screen
 ) -> Content:
     """Everything by position in the gallery. ``chosen`` are the rows on the map; others are shown elsewhere."""
     position = {row: i for i, row in enumerate(gallery.rows)}
@@ -180,16 +186,14 @@ def _content(
     layout, method = flatten(gallery.features[mapped].numpy(), screen)
     with screen.working("comparing images"):
         cosine, nearest = findings.neighbours(gallery.features)
-    place = {row: i for i, row in enumerate(clustered.rows)}
-    cluster = clustered.bank.labels[torch.tensor([place[row] for row in gallery.rows])]
+        near = findings.near_pairs(cosine, nearest, gallery.digests)
     content: Content = {
         "total": total,
         "count": len(gallery),
         "names": gallery.names(),
         "classes": list(gallery.source.classes or ()),
         "label": None if labels is None else packed(labels.numpy(), np.int32),
-        "cluster": packed(cluster.numpy(), np.int32),
-        "ownClusters": clustered.own,
+        "cluster": packed(clustered.bank.labels.numpy(), np.int32),
         "thumbnails": sheets(gallery.squares, gallery.side),
         "map": {"method": method, "image": packed(mapped, np.int32), "position": packed(layout, np.float32)},
         "neighbours": {
@@ -199,19 +203,25 @@ def _content(
         },
         "queries": findings.spread_over_classes(findings.QUERIES, labels, len(gallery), 1),
         "exact": findings.exact_duplicates(gallery.digests),
-        "near": findings.near_duplicates(cosine, nearest, gallery.digests),
+        "near": findings.near_duplicates(near),
         "outliers": findings.outliers(cosine),
-        "clusters": _positions_of_clusters(seen["clusters"], position),
-        "negatives": _positions_of_negatives(seen["negatives"], position),
+        "clusters": findings.clusters(clustered.bank, labels),
+        "negatives": _positions_of_negatives(negatives, position),
     }
     content["large"] = _large(gallery, content, nearest)
+    content["duplicates"] = _duplicates(gallery, near)
     return content
 
 
-def _positions_of_clusters(clusters: Content, position: dict[int, int]) -> Content:
-    for entry in clusters["shown"].values():
-        entry["members"] = [position[row] for row in entry["members"] if row in position]
-    return clusters
+def _duplicates(gallery: Gallery, near: list[tuple[int, int, float]]) -> list[tuple[str, str, str, str]]:
+    """All pairs, for a table beside the page: copies, then from the closest on. What is near people have to say."""
+    names = gallery.names()
+    rows = [
+        ("exact", "1.0000", names[first], names[copy])
+        for first, *copies in findings.equal_groups(gallery.digests)
+        for copy in copies
+    ]
+    return rows + [("near", f"{value:.4f}", names[one], names[other]) for one, other, value in near]
 
 
 def _positions_of_negatives(negatives: Content | None, position: dict[int, int]) -> Content | None:
@@ -232,7 +242,7 @@ def _large(gallery: Gallery, content: Content, nearest: Tensor) -> dict[str, str
         return {}
     wanted: set[int] = {*content["queries"], *(entry["image"] for entry in content["outliers"])}
     wanted.update(nearest[content["queries"]].flatten().tolist())
-    wanted.update(i for pair in content["near"] for i in pair["images"])
+    wanted.update(i for pair in content["near"]["shown"] for i in pair["images"])
     wanted.update(i for group in content["exact"]["shown"] for i in group["images"])
     wanted.update(i for entry in content["clusters"]["shown"].values() for i in entry["members"])
     for anchor in (content["negatives"] or {"anchors": []})["anchors"]:

@@ -28,7 +28,7 @@ Found = dict[str, Any]
 
 
 def cluster_bank(features: Tensor, seed: int = 0) -> MemoryBank:
-    """A bank over these features (M, F), M ≥ 2, with k-means clusters: for runs that have none of their own."""
+    """A bank over these features (M, F), M ≥ 2, with k-means clusters."""
     count = min(len(features), max(2, auto_clusters(len(features))))
     bank = MemoryBank(len(features), features.shape[1], count)
     bank.fill(features)
@@ -174,10 +174,7 @@ def _false_negatives(
 
 def exact_duplicates(digests: Sequence[bytes]) -> Found:
     """How many groups of equal images there are and how many copies too many, and the largest groups."""
-    by_digest: dict[bytes, list[int]] = {}
-    for position, digest in enumerate(digests):
-        by_digest.setdefault(digest, []).append(position)
-    groups = sorted((group for group in by_digest.values() if len(group) > 1), key=lambda group: (-len(group), group))
+    groups = equal_groups(digests)
     return {
         "groups": len(groups),
         "surplus": sum(len(group) - 1 for group in groups),
@@ -185,16 +182,29 @@ def exact_duplicates(digests: Sequence[bytes]) -> Found:
     }
 
 
-def near_duplicates(cosine: Tensor, nearest: Tensor, digests: Sequence[bytes]) -> list[Found]:
-    """The pairs with the highest cosine that are not equal pixel for pixel."""
+def equal_groups(digests: Sequence[bytes]) -> list[list[int]]:
+    """Positions of images that are equal pixel for pixel, the largest groups first."""
+    by_digest: dict[bytes, list[int]] = {}
+    for position, digest in enumerate(digests):
+        by_digest.setdefault(digest, []).append(position)
+    return sorted((group for group in by_digest.values() if len(group) > 1), key=lambda group: (-len(group), group))
+
+
+def near_pairs(cosine: Tensor, nearest: Tensor, digests: Sequence[bytes]) -> list[tuple[int, int, float]]:
+    """Pairs that are not equal pixel for pixel, of which one is the nearest such to the other, the closest first."""
     pairs: dict[tuple[int, int], float] = {}
     for position in range(len(nearest)):
         for value, other in zip(cosine[position].tolist(), nearest[position].tolist(), strict=True):
             if digests[position] != digests[other]:
                 pairs[min(position, other), max(position, other)] = value
                 break
-    best = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:PAIRS]
-    return [{"images": list(pair), "cosine": round(value, 4)} for pair, value in best]
+    return [(*pair, value) for pair, value in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def near_duplicates(pairs: Sequence[tuple[int, int, float]]) -> Found:
+    """How many pairs there are, and the closest."""
+    shown = [{"images": [one, other], "cosine": round(value, 4)} for one, other, value in pairs[:PAIRS]]
+    return {"count": len(pairs), "shown": shown}
 
 
 def outliers(cosine: Tensor) -> list[Found]:

@@ -556,10 +556,9 @@
       search.addEventListener("input", () => { text = search.value.trim().toLowerCase(); regroup(); });
 
       const controls = make("div", { class: "controls" });
-      const clustersAre = images.ownClusters ? "Cluster" : "k-means cluster";
       controls.append(label
-        ? choice("Colour by", ["Label", clustersAre], (_, position) => { byLabel = position === 0; only = new Set(); regroupChips(); regroup(); })
-        : make("span", { class: "muted" }, `Coloured by ${clustersAre.toLowerCase()}`));
+        ? choice("Colour by", ["Label", "Cluster"], (_, position) => { byLabel = position === 0; only = new Set(); regroupChips(); regroup(); })
+        : make("span", { class: "muted" }, "Coloured by cluster"));
       if (!label) { regroupChips(); regroup(); }
       controls.append(search, state);
       body.append(controls, chips, make("div", { class: "map" }, canvas, make("div", { class: "centre" }), ring, tip, zoom), chosen);
@@ -578,9 +577,8 @@
 
     function showClusters() {
       const { count, orders, shown } = images.clusters;
-      const body = section("clusters", "Clusters", images.ownClusters
-        ? `The ${count.toLocaleString("en")} clusters of the run's memory bank; of each, members from the most typical to the least.`
-        : `The run has no clusters of its own to show, so these ${count.toLocaleString("en")} are k-means clusters of the images shown; of each, members from the most typical to the least.`);
+      const body = section("clusters", "Clusters",
+        `${count.toLocaleString("en")} k-means clusters of the ${images.count.toLocaleString("en")} images shown, in the features by which the map and the neighbours are found; of each, members from the most typical to the least.`);
       const list = make("div", { class: "grid two", id: "cluster-list", role: "tabpanel", "aria-label": "Clusters" });
       const tabs = choice("Which clusters", Object.keys(orders), (name) => {
         list.replaceChildren(...orders[name].map((id) => {
@@ -617,7 +615,7 @@
       const body = section("negatives", "Negatives", `What each strategy draws for an anchor from other clusters, the cosine above each: the nearest (hard), ` +
         `random among the nearest ${percent(found.poolFraction)} (semi-hard), among all (random), among the farthest ${percent(found.poolFraction)} (semi-easy).` +
         (label ? " Framed red: false negatives, of another cluster but with the anchor's label." : "") +
-        (images.ownClusters ? "" : " Clusters are k-means clusters, since the run has none of its own to show."));
+        (images.ownBank ? " Features and clusters are those of the run's memory bank: one random view of each image, as training sees them." : " Clusters are those above, since the run has no memory bank to show."));
       const stack = make("div", { class: "stack" });
       if (found.false) {
         const most = Math.max(0.0001, ...Object.values(found.false));
@@ -649,11 +647,11 @@
       if (exact.groups) stack.append(make("div", { class: "card" }, make("h3", {}, "Exact duplicates"),
         make("p", { class: "muted" }, `${exact.surplus.toLocaleString("en")} surplus cop${exact.surplus === 1 ? "y" : "ies"} in ${exact.groups.toLocaleString("en")} group${exact.groups === 1 ? "" : "s"} of equal pixels.`),
         make("div", { class: "pairs" }, ...exact.shown.map((group) => make("div", { class: "pair" }, `${group.count} copies`,
-          make("div", { class: "pictures" }, ...group.images.map((i) => picture(i, { below: images.names[i].split("/").pop() }))))))));
-      if (images.near.length) stack.append(make("div", { class: "card" }, make("h3", {}, "Nearest pairs"),
-        make("p", { class: "muted" }, "Not equal pixel for pixel, and closest to the network."),
-        make("div", { class: "pairs" }, ...images.near.map((pair) => make("div", { class: "pair" }, `cosine ${pair.cosine.toFixed(4)}`,
-          make("div", { class: "pictures" }, ...pair.images.map((i) => picture(i, { below: caption(i) }))))))));
+          make("div", { class: "pictures" }, ...group.images.map((i) => picture(i, { below: images.names[i] }))))))));
+      if (images.near.count) stack.append(make("div", { class: "card" }, make("h3", {}, "Nearest pairs"),
+        make("p", { class: "muted" }, `Not equal pixel for pixel, and closest to the network: the first ${images.near.shown.length} of ${images.near.count.toLocaleString("en")} pairs. All of them, with file names and cosines, are in duplicates.csv beside this page.`),
+        make("div", { class: "pairs" }, ...images.near.shown.map((pair) => make("div", { class: "pair" }, `cosine ${pair.cosine.toFixed(4)}`,
+          make("div", { class: "pictures" }, ...pair.images.map((i) => picture(i, { below: images.names[i] }))))))));
       if (images.outliers.length) stack.append(make("div", { class: "card" }, make("h3", {}, "Outliers"),
         make("p", { class: "muted" }, "The lowest mean cosine to their own nearest neighbours, shown above each."),
         make("div", { class: "pictures" }, ...images.outliers.map((entry) => picture(entry.image, { above: cosineText(entry.cosine, 3), below: caption(entry.image) })))));

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from interclr.screen import Screen
 from interclr.types import UserError
 
 POINTS = 5_000  # images on the map
+DUPLICATES = "duplicates.csv"  # beside the page
 MOST_POINTS = 20_000
 CPU = torch.device("cpu")
 
@@ -38,6 +41,7 @@ def report(
     target = Path(out) if out is not None else folder
     target = target / "report.html" if target.is_dir() else target
     content = collect(folder, points, device, screen)
+    pairs = [] if content["images"] is None else content["images"].pop("duplicates")
     page = render(content)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,4 +51,12 @@ def report(
         raise UserError(f"{target} is left as it is: the images cannot be opened now, and it may show them")
     write_text(target, page)
     screen.say(f"report: {target} ({len(page) / 1e6:.1f} MB)")
+    if pairs:
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows([("kind", "cosine", "image", "other"), *pairs])
+        write_text(target.with_name(DUPLICATES), table.getvalue())
+        exact = sum(kind == "exact" for kind, *_ in pairs)
+        screen.say(
+            f"duplicates: {target.with_name(DUPLICATES)} ({exact:,} exact copies, then pairs from the closest on)"
+        )
     return target

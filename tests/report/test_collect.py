@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import math
 import shutil
@@ -57,7 +58,7 @@ def test_a_report_of_a_finished_run_has_everything(finished: Path) -> None:
     assert titles[:3] == ["Loss", "k-NN accuracy", "Learning rate"]
     assert {"Cluster sizes", "Cluster balance", "Effective rank", "Uniformity"} <= set(titles)
     images = content["images"]
-    assert images["ownClusters"]
+    assert images["ownBank"]
     assert images["count"] == images["total"] == 64
     assert list(images["clusters"]["orders"]) == ["Largest", "Smallest", "Purest", "Most mixed"]
     assert set(images["negatives"]["false"]) == {"Hard", "Semi-hard", "Random", "Semi-easy"}
@@ -68,14 +69,21 @@ def test_a_report_of_a_finished_run_has_everything(finished: Path) -> None:
     assert content["commands"][0]["text"] == (f"interclr pretrain {finished}/resolved.yaml --out {finished}-again")
 
 
-def test_the_clusters_shown_are_those_of_the_checkpoint(finished: Path) -> None:
+def test_the_clusters_shown_are_those_of_the_map_and_negatives_those_of_the_bank(finished: Path) -> None:
     from tiny_runs import final_state
 
     images = made(finished)["images"]
     state = final_state(finished)["learner"]
-    assert numbers(images["cluster"], "<i4").tolist() == state["bank.labels"].tolist()
-    for cluster, entry in images["clusters"]["shown"].items():
-        assert entry["size"] == int(state["bank.counts"][int(cluster)])
+    cluster = numbers(images["cluster"], "<i4")
+    for number, entry in images["clusters"]["shown"].items():
+        assert entry["size"] == int((cluster == int(number)).sum())
+        assert all(cluster[member] == int(number) for member in entry["members"])
+    similar = numbers(images["neighbours"]["image"], "<i4").reshape(64, -1)[:, 0]
+    assert (cluster[similar] == cluster).mean() > 2 * np.square(np.bincount(cluster) / 64).sum()  # than by chance
+    for anchor in images["negatives"]["anchors"]:
+        label = int(state["bank.labels"][anchor["image"]])
+        for drawn in anchor["draws"].values():
+            assert all(int(state["bank.labels"][image]) != label for image, _ in drawn)
 
 
 def test_the_same_run_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:
@@ -88,16 +96,16 @@ def test_it_says_where_it_is_and_leaves_nothing_else(finished: Path, tmp_path: P
     written = report(finished, screen=heard.screen, out=tmp_path)
     assert written == tmp_path / "report.html"
     assert str(written) in heard.text
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["duplicates.csv", "report.html"]
 
 
-def test_a_large_set_is_sampled_and_its_clusters_are_not(finished: Path) -> None:
+def test_a_large_set_is_sampled(finished: Path) -> None:
     content = made(finished, points=20)
     images = content["images"]
     assert len(numbers(images["map"]["image"], "<i4")) == 20
     assert images["total"] == 64
     assert "20 of 64 images" in content["notes"][0]
-    assert sum(entry["size"] for entry in images["clusters"]["shown"].values()) == 64
+    assert sum(entry["size"] for entry in images["clusters"]["shown"].values()) == images["count"] < 64
 
 
 def test_an_unfinished_run_shows_its_latest_checkpoint(out: Path) -> None:
@@ -106,14 +114,14 @@ def test_an_unfinished_run_shows_its_latest_checkpoint(out: Path) -> None:
     train(tiny(*INTER), out, stop_after=5)
     content = made(out)
     assert content["notes"] == ["This run is not finished: the page shows its checkpoint at step 5."]
-    assert content["images"]["ownClusters"]
+    assert content["images"]["ownBank"]
     assert next(f for f in content["figures"] if f["label"] == "Epochs")["value"].endswith("of 2")
 
 
 def test_a_run_without_inter_has_k_means_clusters(out: Path) -> None:
     train(tiny("schedule.epochs=1"), out)
     images = made(out)["images"]
-    assert not images["ownClusters"]
+    assert not images["ownBank"]
     assert images["clusters"]["count"] >= 2
     assert images["negatives"]["anchors"]
 
@@ -147,7 +155,7 @@ def test_unreadable_images_are_left_out_as_in_training(tmp_path: Path, out: Path
     (tmp_path / "images" / "class0" / "broken.png").write_bytes(b"nothing")
     inter_run(out, f"data.source={tmp_path / 'images'}", "schedule.epochs=1")
     content = made(out)
-    assert content["images"]["ownClusters"]
+    assert content["images"]["ownBank"]
     assert content["images"]["count"] == 20
     assert not any("broken" in name for name in content["images"]["names"])
 
@@ -157,7 +165,7 @@ def test_data_that_have_changed_or_gone(tmp_path: Path, out: Path) -> None:
     inter_run(out, f"data.source={tmp_path / 'images'}", "schedule.epochs=1")
     Image.new("RGB", (32, 32)).save(tmp_path / "images" / "class0" / "new.png")
     content = made(out)
-    assert not content["images"]["ownClusters"]
+    assert not content["images"]["ownBank"]
     assert any("changed" in note for note in content["notes"])
     shutil.rmtree(tmp_path / "images")
     with pytest.raises(UserError, match="left as it is"):  # a page that shows the images is worth more
@@ -175,7 +183,7 @@ def test_damaged_checkpoints_leave_the_backbone(finished: Path, tmp_path: Path) 
         path.write_bytes(b"damaged")
     content = made(folder)
     assert "no readable checkpoint" in content["notes"][0]
-    assert not content["images"]["ownClusters"]
+    assert not content["images"]["ownBank"]
     (folder / "backbone.safetensors").unlink()
     shutil.rmtree(folder / "checkpoint")
     (folder / "report.html").unlink()
@@ -190,7 +198,18 @@ def test_copies_are_found(tmp_path: Path, out: Path) -> None:
     exact = images["exact"]
     assert (exact["groups"], exact["surplus"]) == (1, 1)
     assert sorted(images["names"][i] for i in exact["shown"][0]["images"]) == ["003.png", "copy.png"]
-    assert all(set(pair["images"]) != set(exact["shown"][0]["images"]) for pair in images["near"])
+    assert all(set(pair["images"]) != set(exact["shown"][0]["images"]) for pair in images["near"]["shown"])
+    cluster = numbers(images["cluster"], "<i4")
+    assert len({cluster[i] for i in exact["shown"][0]["images"]}) == 1
+    with open(out / "duplicates.csv", newline="") as file:
+        header, first, *others = csv.reader(file)
+    assert header == ["kind", "cosine", "image", "other"]
+    assert first == ["exact", "1.0000", "003.png", "copy.png"]
+    assert {kind for kind, *_ in others} == {"near"}
+    assert len(others) == images["near"]["count"]
+    values = [float(value) for _, value, *_ in others]
+    assert values == sorted(values, reverse=True)
+    assert {*others[0][2:]} == {images["names"][i] for i in images["near"]["shown"][0]["images"]}
 
 
 def test_hostile_names_stay_data(tmp_path: Path, out: Path) -> None:
