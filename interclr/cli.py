@@ -217,9 +217,13 @@ def embed(
     data: Annotated[str, typer.Argument(help="Folder, list file, packed store or built-in name.")],
     out: Annotated[Path, typer.Argument(help="A .safetensors file: features, and labels where known.")],
     split: Annotated[str, typer.Option(help="train or test")] = "train",
+    root: Annotated[Path | None, typer.Option(help="Where built-in sets lie.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    backbone: Annotated[str, typer.Option(help="Architecture of a weights file.")] = "resnet50",
+    image_size: Annotated[int | None, typer.Option(help="Side of the input, for weights that are not a run's.")] = None,
 ) -> None:
-    """Write the features of every image, in the order of the names beside it (.names.txt); NaN where unreadable."""
+    """Write the features of every image; NaN where unreadable. Beside it (.names.txt), in the same order, the names of
+    the images as JSON strings, one a line."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -230,10 +234,13 @@ def embed(
     from interclr.engine.build import choose_device
     from interclr.evaluate.base import Context, embed_source
     from interclr.evaluate.subject import open_subject
+    from interclr.run.folder import as_readable_as_others
     from interclr.screen import Screen
 
-    opened, unreadable = open_subject(subject), Unreadable()
-    source = open_source(data, split, max_side=largest_side(opened.image_size))
+    if out.suffix != ".safetensors":
+        raise UserError(f"{out}: features are written as .safetensors (read with safetensors.torch.load_file)")
+    opened, unreadable = open_subject(subject, backbone, image_size), Unreadable()
+    source = open_source(data, split, root, max_side=largest_side(opened.image_size))
     context = Context(out.parent, choose_device(device), Screen(console))
     features = embed_source(opened, source, context, unreadable).cpu().contiguous()
     if unreadable.reasons:
@@ -248,6 +255,7 @@ def embed(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, out)
+        as_readable_as_others(out)
         names = "\n".join(json.dumps(source.name_of(row)) for row in range(len(source)))
         out.with_suffix(".names.txt").write_text(names + "\n")
     except (OSError, SafetensorError) as error:

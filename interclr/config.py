@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -115,11 +116,15 @@ def recipe_names() -> list[str]:
 
 
 def load_settings(recipe: str = "default", overrides: Iterable[str] = ()) -> Settings:
-    """A recipe by name or YAML file, with ``a.b=c`` overrides, checked."""
-    tree = load_recipe(recipe)
+    """A recipe by name or YAML file, with ``a.b=c`` overrides, checked.
+
+    Overrides are joined before they meet the recipe: of ``sampler.negatives=5 sampler.name=random``, in whatever order,
+    nothing is lost when the other sampler replaces the recipe's.
+    """
+    changes: Tree = {}
     for override in overrides:
-        tree = merge(tree, parse_override(override))
-    return settings_from(tree)
+        changes = merge(changes, parse_override(override))
+    return settings_from(merge(load_recipe(recipe), changes))
 
 
 def load_recipe(recipe: str, above: tuple[str, ...] = ()) -> Tree:
@@ -140,6 +145,8 @@ def load_recipe(recipe: str, above: tuple[str, ...] = ()) -> Tree:
     else:
         close = difflib.get_close_matches(recipe, recipe_names(), 3, 0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(recipe_names())}"
+        if not above and path.exists():
+            hint = f"to train on the images in it write --data {recipe}"
         raise UserError(f"no recipe {recipe!r}: {hint} (or give a .yaml file)")
     try:
         own = yaml.safe_load(text) or {}
@@ -221,11 +228,20 @@ def explain(error: ValidationError, root: type[Config] = Settings) -> str:
         elif item["type"] == "value_error":
             lines[path].append(str(item["ctx"]["error"]))
         elif item["type"] in ("union_tag_not_found", "union_tag_invalid"):
-            lines[path].append(f"needs a name, one of {item['ctx'].get('expected_tags', '')}".rstrip())
+            lines[path].append(_about_name(item["ctx"]))
         else:
             message = item["msg"][0].lower() + item["msg"][1:]
             lines[path].append(f"{message} (got {item['input']!r})")
     return "; ".join(f"{path}: {_joined(messages)}" if path else _joined(messages) for path, messages in lines.items())
+
+
+def _about_name(context: Mapping[str, Any]) -> str:
+    """Of a component whose name is missing, or is none of those known."""
+    expected, given = str(context.get("expected_tags", "")), context.get("tag")
+    if given is None:
+        return f"needs a name, one of {expected}".rstrip()
+    close = difflib.get_close_matches(str(given), re.findall(r"'([^']+)'", expected), 1, 0.6)
+    return f"no {given!r}; " + (f"did you mean {close[0]}? " if close else "") + f"there are {expected}"
 
 
 def _joined(messages: list[str]) -> str:

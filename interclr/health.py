@@ -120,7 +120,7 @@ def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:
             "optimiser.base_lr, a longer schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"
         )
     largest = figures.get("cluster_max")
-    if largest is not None and largest > 0.5 * size:
+    if largest is not None and largest > 0.5 * size and figures.get("cluster_entropy", 0.0) < 0.9:  # of two, one does
         said.append(
             f"one cluster holds {largest:.0f} of {size} images: try inter.warmup_epochs, more inter.clusters or a "
             "higher inter.intra_weight"

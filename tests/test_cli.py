@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,11 @@ def test_pretrain_resume_and_again(call: object, out: Path) -> None:
     assert longer.code == 0, longer.err
     assert final_state(out)["step"] == 12
     assert Run(out).result["epochs"] == 3
+    assert Run(out).result["command"] == shlex.join(["interclr", "pretrain", *small(*INTER), "--out", str(out)])
+    assert Run(out).result["continued_by"][-1].endswith("schedule.epochs=3")  # each that got as far as a checkpoint
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (out / "backbone.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def test_data_takes_the_folder_recipe_and_overrides_win(
@@ -224,6 +230,9 @@ def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
     assert "settings belong to one protocol" in call("evaluate", "knn,clusters", str(run), "k=3").err
     assert call("embed", str(run), "synthetic:12", str(tmp_path / "features.safetensors")).code == 0
     assert len((tmp_path / "features.names.txt").read_text().splitlines()) == 12
+    assert "are written as .safetensors" in call("embed", str(run), "synthetic:12", str(tmp_path / "f.npy")).err
+    words = ["torchvision/resnet18", "synthetic:12", str(tmp_path / "tv.safetensors"), "--image-size", "32"]
+    assert call("embed", *words).code == 0
     assert call("export", str(run), str(tmp_path / "weights.safetensors")).code == 0
     answer = call("export", str(run), str(tmp_path / "weights.x"), "--format", "keras")
     assert answer.code == 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from importlib import resources
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,21 @@ def test_an_override_that_names_another_component_replaces_it_whole() -> None:
     assert settings.optimiser.model_dump() == type(settings.optimiser)().model_dump()
     kept = load_settings("default", ["optimiser.name=adamw"])
     assert kept == load_settings("default")
+
+
+@pytest.mark.parametrize("order", list(permutations(["negatives=512", "pool_fraction=0.2", "name=semi_easy"])))
+def test_the_order_of_overrides_does_not_matter_when_one_names_a_component(order: tuple[str, ...]) -> None:
+    inter = load_settings("mocov2-interclr", [f"inter.sampler.{each}" for each in order]).inter
+    assert inter is not None
+    told = inter.sampler.model_dump()
+    assert (told["name"], told["negatives"], told["pool_fraction"]) == ("semi_easy", 512, 0.2)
+
+
+def test_a_component_that_does_not_exist_and_a_folder_for_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"inter\.sampler: no 'semihard'; did you mean semi_hard\?"):
+        load_settings("mocov2-interclr", ["inter.sampler.name=semihard"])
+    with pytest.raises(UserError, match="write --data"):
+        load_settings(str(tmp_path))
 
 
 names = st.sampled_from(["name", "a", "b"])

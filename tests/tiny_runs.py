@@ -86,10 +86,10 @@ def same(left: Any, right: Any, path: str = "") -> None:
 
 
 def same_run(left: Path, right: Path) -> None:
-    """The final checkpoints and the metrics of two runs are equal, but for the time they took."""
+    """The final checkpoints and the metrics of two runs are equal, but for the time they took and what was typed."""
     states = [final_state(folder) for folder in (left, right)]
     for state in states:
-        del state["seconds"]
+        del state["seconds"], state["commands"]
     same(*states)
     lines = [
         [{k: v for k, v in line.items() if k not in TIMING} for line in Run(folder).metrics] for folder in (left, right)

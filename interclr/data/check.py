@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 from interclr.data.builtin import BUILT_IN, open_source
 from interclr.data.decode import has_alpha, open_image, orientation, render, to_tensor, unreadable_as
 from interclr.data.folder import names_below
+from interclr.data.listing import EXTENSIONS
 from interclr.data.packed_store import is_packed
 from interclr.data.parallel import Progress, ordered_map
 from interclr.data.source import FileSource, Source, UnreadableImage
@@ -38,6 +40,7 @@ class CheckReport:
     findings: dict[str, list[tuple[str, str]]]  # kind → (name, detail) of each image, in the order of the source
     duplicate_files: list[list[str]]  # groups of names whose files are equal byte for byte
     duplicate_pixels: list[list[str]]  # groups that show the same pixels, from files that are not all equal
+    other: dict[str, int] = field(default_factory=dict)  # files in the folder that are not read, by extension
 
     @property
     def unreadable(self) -> int:
@@ -53,6 +56,9 @@ class CheckReport:
             if groups:
                 surplus = sum(len(group) - 1 for group in groups)
                 rows.append((kind, surplus, _examples([" = ".join(group[:EXAMPLES]) for group in groups])))
+        if self.other:
+            kinds = sorted(self.other.items(), key=lambda item: (-item[1], item[0]))
+            rows.append(("not read", sum(self.other.values()), _examples([f"{many:,} {kind}" for kind, many in kinds])))
         return rows
 
     def to_json(self) -> str:
@@ -66,6 +72,7 @@ class CheckReport:
             },
             "duplicate_files": self.duplicate_files,
             "duplicate_pixels": self.duplicate_pixels,
+            "other_files": self.other,
         }
         return json.dumps(content, indent=1)
 
@@ -78,10 +85,12 @@ def check(
     small: int = SMALL_SIDE,
 ) -> CheckReport:
     """Read every image once. Images whose shorter side is under ``small`` are reported as small."""
+    other: dict[str, int] = {}
     if not isinstance(source, Source):
         path = Path(source)
         # Of a folder everything is looked at, all its splits together.
         whole = path.is_dir() and not is_packed(path) and str(source) not in BUILT_IN
+        other = _other_files(path) if whole else {}
         source = FileSource(path, names_below(path)) if whole else open_source(source)
     count = len(source)
     findings: dict[str, list[tuple[str, str]]] = {}
@@ -104,7 +113,20 @@ def check(
     def named(groups: list[list[int]]) -> list[list[str]]:
         return [[source.name_of(index) for index in group] for group in groups]
 
-    return CheckReport(source.name, count, findings, named(same_file), named(same_pixels))
+    return CheckReport(source.name, count, findings, named(same_file), named(same_pixels), other)
+
+
+def _other_files(folder: Path) -> dict[str, int]:
+    """How many files of each extension are no images to us: somebody may expect their .heic to be seen."""
+    found: dict[str, int] = {}
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            kind = name.rpartition(".")[2].lower() if "." in name else ""
+            if not name.startswith(".") and kind not in EXTENSIONS:
+                kind = f".{kind}" if kind else "without extension"
+                found[kind] = found.get(kind, 0) + 1
+    return found
 
 
 Inspection = tuple[list[tuple[str, str]], Digest, Digest]  # (kind, detail)s, digest of the file, of the pixels

@@ -44,8 +44,9 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     size: int = tree["data"]["image_size"]
     choose("data.max_side", largest_side(size), "room for random crops; larger images are shrunk when read")
     small_job = on_cpu or n < 20_000 or size < 128
+    narrow = on_cpu and tree["model"]["backbone"] == "auto"  # a network that is asked for is the one others know
     choose("model.backbone", "resnet10" if on_cpu else "resnet18" if small_job else "resnet50", _on(facts))
-    choose("model.width", 32 if on_cpu and tree["model"]["backbone"] in ("resnet10", "resnet18") else 64, _on(facts))
+    choose("model.width", 32 if narrow else 64, f"{_on(facts)}; other libraries have 64" if narrow else _on(facts))
     is_resnet = tree["model"]["backbone"].startswith(("resnet", "resnext", "wide_resnet"))  # others have one stem
     stem = "standard" if size > 64 or not is_resnet else ("strided" if on_cpu else "small")
     choose("model.stem", stem, f"views of {size} px")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +25,7 @@ from interclr.engine.step import CLUSTER_STREAM, Plan, TrainStep
 from interclr.engine.waiting import DataWait
 from interclr.learner import Learner
 from interclr.run import checkpoint
-from interclr.run.folder import Run, environment, forget_result, save_backbone, write_text
+from interclr.run.folder import Run, command_line, environment, forget_result, save_backbone, write_text
 from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
@@ -106,9 +104,11 @@ class Training:
         self.seconds = 0.0  # spent training in earlier sittings
         self.measured: dict[str, float] = {}  # k-NN before training, of pixels, and the latest figures
         self.met_before: dict[str, str] = {}  # unreadable images of earlier sittings
+        self.commands: list[str] = []  # of earlier sittings, and this one
         self.resumed = resume and self._restore()
         here = self.step if self.resumed else None
         same_on_all_ranks("checkpoint to go on from (--out has to be a folder that all machines share), step", here)
+        self.commands.append(command_line())
         self.loader: Loader = data.loader(batch, settings.seed, device, settings.data, screen)
         self.loader.unreadable.reasons.update(self.met_before)
         self.interruption = Interruption()
@@ -129,6 +129,7 @@ class Training:
             "seconds": self._elapsed(),
             "measured": self.measured,
             "unreadable": self.loader.unreadable.reasons,
+            "commands": self.commands,
             "data": self.data.source.fingerprint(),
             "settings": dump(self.settings),
         }
@@ -176,6 +177,7 @@ class Training:
         self.step, self.clusters_started = state["step"], started
         self.seconds, self.measured = state["seconds"], state["measured"]
         self.met_before = state["unreadable"]
+        self.commands = list(state.get("commands", []))  # checkpoints of before did not have them
         if self.step > self.plan.total:
             raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
         return True
@@ -432,7 +434,8 @@ class Training:
             "compile_seconds": round(self.compile_seconds, 2),  # of those, in the last sitting
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None,
             "unreadable": unreadable,
-            "command": shlex.join(sys.argv),
+            "command": self.commands[0],  # which started the run; those that continued it follow
+            **({"continued_by": self.commands[1:]} if len(self.commands) > 1 else {}),
             **environment(),
         }
         write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")

@@ -7,6 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from interclr.data.stream import in_order
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
 from interclr.models import Backbone
+from interclr.run.folder import command_line, environment
 from interclr.screen import Screen
 from interclr.types import Config, Images, UserError
 
@@ -63,6 +65,7 @@ class Context:
     seed: int = 0
     autocast: torch.dtype | None = None
     left_out: int = 0  # images that could not be read
+    sizes: tuple[int, int] = (0, 0)  # images to train and to test on
 
 
 class Evaluation(Config, ABC):
@@ -76,8 +79,10 @@ class Evaluation(Config, ABC):
 
     def write_result(self, subject: Subject, data: str, context: Context, raw: dict[str, Any]) -> None:
         """``result.json``: what was measured on what, by which settings, and everything in ``raw``."""
-        told = {"protocol": self.name, "subject": subject.name, "data": data, "seed": context.seed}
+        told: dict[str, Any] = {"protocol": self.name, "subject": subject.name, "data": data, "seed": context.seed}
+        told |= {"train_images": context.sizes[0], "test_images": context.sizes[1]} if any(context.sizes) else {}
         told |= {"unreadable_left_out": context.left_out} if context.left_out else {}
+        told |= {"command": command_line(), "date": datetime.now(UTC).isoformat(timespec="seconds"), **environment()}
         write_json(context.out / "result.json", told | {"settings": self.model_dump(mode="json")} | raw)
 
 

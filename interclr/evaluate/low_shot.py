@@ -124,7 +124,7 @@ class LowShot(Evaluation):
             (str(size), *(f"{figures[f'{name}@{size}']:.2f} ± {figures[f'{name}@{size}_std']:.2f}" for name in names))
             for size in sizes
         ]
-        rows.append(("all", *(f"{figures[name]:.2f}" for name in names)))
+        rows.append((f"mean of {sizes[0]}…{sizes[-1]}", *(f"{figures[name]:.2f}" for name in names)))
         context.screen.table(f"low-shot of {title}, {self.draws} draws", rows, ("per class", *map(header.get, names)))  # type: ignore[arg-type]
         with figure(context.out / "low-shot") as (axes,):
             for name in (name for name in names if name != "mAP_11point"):

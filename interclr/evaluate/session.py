@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -65,9 +66,7 @@ def evaluate(
     if request.held_out:
         _check_held_out(request)
     subject = open_subject(request.subject, request.backbone, request.image_size)
-    folder = Path(request.subject)
-    own = folder / "evaluate" / "held-out" if request.held_out else folder / "evaluate"
-    out = request.out or (own if folder.is_dir() else Path("evaluate"))
+    out = request.out or place_of(request)
     results: dict[str, dict[str, float]] = {}
     passed_over: dict[str, str] = {}
     broken: Broken = {}
@@ -99,8 +98,27 @@ def evaluate(
     if passed_over and not whole:
         raise UserError("; ".join(f"{name}: {reason}" for name, reason in passed_over.items()))
     if whole:
-        _table_of_all(results, passed_over, subject, out, screen)
+        _table_of_all(results, passed_over, subject, request, out, screen)
     return results
+
+
+def place_of(request: Request) -> Path:
+    """Where results go: those of other subjects, or on other data, do not overwrite each other."""
+    path = Path(request.subject)
+    if path.is_dir():
+        place = path / "evaluate"
+    elif checkpoint.PATTERN.fullmatch(path.name) and (path.parent.parent / "resolved.yaml").exists():
+        place = path.parent.parent / "evaluate" / path.stem
+    else:
+        place = Path("evaluate") / _as_name(request.subject)
+    if request.held_out:
+        return place / "held-out"
+    return place if request.data is None else place / _as_name(request.data)
+
+
+def _as_name(text: str) -> str:
+    """Of a path or a name one that a folder can have."""
+    return re.sub(r"[^\w.@-]+", "-", text).strip("-.")[-100:] or "data"
 
 
 def _run(
@@ -112,7 +130,8 @@ def _run(
         left = data if getattr(protocol, "assignments", None) is not None else _without(data, broken)
         out = sum(len(whole) - len(_splits(left)[split]) for split, whole in _splits(data).items())
         try:
-            return protocol.run(subject, left, replace(context, left_out=out))
+            sizes = (len(left.train), len(left.test))
+            return protocol.run(subject, left, replace(context, left_out=out, sizes=sizes))
         except BrokenImages:
             unknown = [split for split in _splits(data) if split not in broken]
             if not unknown or data.train.labels is None:  # images that the protocol opens itself
@@ -264,7 +283,12 @@ def _own_clusters(folder: Path, settings: Evaluation, train: Source, place: Path
 
 
 def _table_of_all(
-    results: dict[str, dict[str, float]], passed_over: dict[str, str], subject: Subject, out: Path, screen: Screen
+    results: dict[str, dict[str, float]],
+    passed_over: dict[str, str],
+    subject: Subject,
+    request: Request,
+    out: Path,
+    screen: Screen,
 ) -> None:
     header = ("protocol", "figure", "this run", *PAPER_METHODS)
     rows = []
@@ -274,11 +298,13 @@ def _table_of_all(
                 beside = [f"{value:.1f}" for value in paper] or [""] * len(PAPER_METHODS)
                 rows.append((name, figure, f"{figures[figure]:.2f}", *beside))
     screen.table(f"{subject.name} (columns after 'this run': the paper's own, ResNet-50 on ImageNet)", rows, header)
-    lines = [f"# {subject.name}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    data = request.data or Run(Path(request.subject)).settings.data.source
+    lines = [f"# {subject.name} on {data}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", *(f"Not run: {name}: {reason}" for name, reason in passed_over.items()), ""]
     lines += [
-        "Columns after 'this run' are the paper's own results (ResNet-50, ImageNet, 200 epochs), for orientation."
+        "Columns after 'this run' are the paper's own results (ResNet-50, ImageNet, 200 epochs; SVM and detection are",
+        "measured on VOC), for orientation: on other data they mean nothing.",
     ]
     (out / "all.md").write_text("\n".join(lines) + "\n")
-    write_json(out / "all.json", {"subject": subject.name, "figures": results, "not run": passed_over})
+    write_json(out / "all.json", {"subject": subject.name, "data": data, "figures": results, "not run": passed_over})

@@ -42,7 +42,8 @@ def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None =
     path = Path(spec)
     size = image_size or IMAGENET_SIZE
     if spec.startswith("torchvision/"):
-        return Subject(_torchvision(spec.removeprefix("torchvision/")), spec, size, IMAGENET_MEAN, IMAGENET_STD)
+        name = spec if "@" in spec else f"{spec} (random weights)"
+        return Subject(_torchvision(spec.removeprefix("torchvision/")), name, size, IMAGENET_MEAN, IMAGENET_STD)
     if spec.startswith("timm/"):
         return Subject(_timm(spec.removeprefix("timm/")), spec, size, IMAGENET_MEAN, IMAGENET_STD)
     if path.is_dir():
@@ -75,9 +76,11 @@ def _of_run(folder: Path, network: Backbone, name: str) -> Subject:
 
 
 def _torchvision(spec: str) -> Backbone:
-    """``resnet50`` has random weights; ``resnet50@IMAGENET1K_V2`` torchvision's supervised ones."""
+    """``resnet50`` has random weights, always the same; ``resnet50@IMAGENET1K_V2`` torchvision's supervised ones."""
     name, _, weights = spec.partition("@")
-    network = BackboneConfig(backbone=name).build()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = BackboneConfig(backbone=name).build()
     if weights:
         try:
             found = torchvision.models.get_model_weights(name)[weights]

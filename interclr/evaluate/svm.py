@@ -123,7 +123,7 @@ class SVM(Evaluation):
         title: str,
         context: Context,
     ) -> None:
-        header = {"mAP": "mAP %", "mAP_11point": "mAP 11-point %", "top1": "top-1 %"}
+        header = {"mAP": "mAP %", "mAP_11point": "mAP 11-point %", "top1": "top-1 %, not calibrated"}
         row = (*(f"{value:.2f}" for value in figures.values()), str(len(test.classes)))
         context.screen.table(f"SVM of {title}", [row], (*(header[name] for name in figures), "classes"))
         with figure(context.out / "svm", width=max(6.4, min(len(test.classes), NAMED_BARS) * 0.3)) as (axes,):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,19 @@ def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings
     return embed_all(backbone, batches, lambda batch: centre_crop(batch, side, mean, std))
 
 
+def command_line() -> str:
+    """What was typed, or what is typed in place of a path to this package."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["interclr", *sys.argv[1:]] if program in ("cli.py", "interclr") else sys.argv)
+
+
+def as_readable_as_others(path: Path) -> None:
+    """safetensors makes files for the owner alone; others are as the user's mask has them."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
@@ -115,6 +130,7 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         save_file({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, temporary)
+        as_readable_as_others(temporary)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         raise _could_not_write(path, error) from error

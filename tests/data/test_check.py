@@ -86,6 +86,16 @@ def test_summary_and_json(folder: Path) -> None:
     assert json.loads(report.to_json())["findings"]["CMYK"][0]["name"] == "cmyk.jpg"
 
 
+def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+    (tmp_path / "more").mkdir()
+    for name in ("b.HEIC", "more/c.heic", "more/notes", ".hidden.heic"):
+        (tmp_path / name).write_bytes(b"x")
+    report = check(tmp_path)
+    assert report.summary() == [("not read", 3, "2 .heic, 1 without extension")]
+    assert json.loads(report.to_json())["other_files"] == {".heic": 2, "without extension": 1}
+
+
 def test_deep_colour_is_found_though_pillow_hides_it(tmp_path: Path) -> None:
     import struct
     import zlib

@@ -59,7 +59,7 @@ def test_cut_and_resumed(kind: str, cut: int, tmp_path: Path) -> None:
     resumed = train(settings, tmp_path / "cut", resume=True)
     assert resumed.finished
     same_run(tmp_path / "whole", tmp_path / "cut")
-    drop = {"seconds", "command"}
+    drop = {"seconds", "command", "continued_by"}
     same(*({k: v for k, v in Run(tmp_path / name).result.items() if k not in drop} for name in ("whole", "cut")))
     whole, again = (torch.load(checkpoint.find(tmp_path / n / "checkpoint")[-1]) for n in ("whole", "cut"))
     assert whole["averages"]["steps"] == again["averages"]["steps"]

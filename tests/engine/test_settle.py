@@ -118,9 +118,11 @@ def test_a_network_without_other_stems_keeps_its_own(backbone: str, device: str)
     assert settings.model.width == 64
 
 
-def test_resnet50_on_a_cpu_keeps_its_width() -> None:
-    settings, _ = settle(load_settings("folder", ["model.backbone=resnet50"]), Facts(500, 32, "cpu"))
+@pytest.mark.parametrize("backbone", ["resnet50", "resnet18"])
+def test_a_network_that_is_asked_for_is_the_one_other_libraries_have(backbone: str) -> None:
+    settings, _ = settle(load_settings("folder", [f"model.backbone={backbone}"]), Facts(500, 32, "cpu"))
     assert settings.model.width == 64
+    assert settle(load_settings("folder"), Facts(500, 32, "cpu"))[0].model.width == 32
 
 
 def test_impossible_wishes_are_named() -> None:

@@ -77,6 +77,36 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_results_on_other_data_and_of_other_subjects_lie_apart(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = class_folder(tmp_path / "my photos")
+    checkpoint = sorted((run / "checkpoint").glob("*.pt"))[-1]
+    measure(["knn"], str(run))
+    measure(["knn"], str(run), data=str(photos))
+    measure(["knn"], str(checkpoint), data=str(photos))
+    measure(["knn"], "torchvision/resnet18", data="synthetic:100", image_size=32)
+    slug = str(photos).strip("/").replace("/", "-").replace(" ", "-")[-100:]
+    places = {
+        run / "evaluate": (str(run), "synthetic:160", 160, 40),
+        run / "evaluate" / slug: (str(run), str(photos), 60, 20),
+        run / "evaluate" / checkpoint.stem / slug: (str(checkpoint), str(photos), 60, 20),
+        tmp_path / "evaluate" / "torchvision-resnet18" / "synthetic-100": (
+            *("torchvision/resnet18 (random weights)", "synthetic:100", 100, 25),
+        ),
+    }
+    for place, told in places.items():
+        result = json.loads((place / "knn" / "result.json").read_text())
+        assert tuple(result[key] for key in ("subject", "data", "train_images", "test_images")) == told
+        assert {"command", "commit", "torch", "date"} <= result.keys()
+
+
+def test_random_weights_are_always_the_same() -> None:
+    one, other = (open_subject("torchvision/resnet18").backbone.state_dict() for _ in range(2))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 def test_held_out_images_are_tested_on_and_nothing_else(held: Path) -> None:
     monitored = json.loads((held / "result.json").read_text())
     figures = measure(["knn"], str(held), f"k={monitored['knn_k']}", held_out=True)
