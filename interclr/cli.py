@@ -51,6 +51,7 @@ def pretrain(
     from interclr import dist
     from interclr.config import load_settings, quoted
     from interclr.engine import pretrain as train
+    from interclr.run.folder import restore_settings
 
     recipe, overrides = recipe_and_overrides(words)
     overrides = ([] if data is None else [f"data.source={quoted(data)}"]) + overrides
@@ -60,6 +61,7 @@ def pretrain(
             raise UserError("--resume needs the run folder: add --out DIR")
         if not out.is_dir():
             raise UserError(f"--resume: there is no run in {out}")
+        restore_settings(out)
         if recipe is None and (out / "resolved.yaml").is_file():
             recipe = str(out / "resolved.yaml")
         elif recipe is None and data is None:
@@ -69,11 +71,15 @@ def pretrain(
     name = recipe or ("default" if data is None else "folder")
     folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     run = train(load_settings(name, overrides), folder, resume=resume)
-    if page and run.finished and dist.is_main():
+    main_process = dist.is_main()
+    dist.stop()  # else its threads may be running when the process ends, which then aborts
+    if page and run.finished and main_process:
         try:
             _write_report(run.folder, run.settings.engine.device)
         except UserError as error:  # the run is what matters, and it is safe
             print(f"! no report: {error}", file=sys.stderr)
+    if not run.finished and main_process:
+        raise typer.Exit(130)  # so that what should follow a training does not follow half of one
 
 
 def _write_report(run: Path, device: str, out: Path | None = None, points: int | None = None) -> None:
@@ -239,6 +245,8 @@ def embed(
 
     if out.suffix != ".safetensors":
         raise UserError(f"{out}: features are written as .safetensors (read with safetensors.torch.load_file)")
+    if out.is_dir():
+        raise UserError(f"{out} is a folder: name the file to write")
     opened, unreadable = open_subject(subject, backbone, image_size), Unreadable()
     source = open_source(data, split, root, max_side=largest_side(opened.image_size))
     context = Context(out.parent, choose_device(device), Screen(console))

@@ -74,7 +74,7 @@ def _rows(file: Path, text: str) -> Iterator[tuple[str, str]]:
     header = [column.strip().strip('"').lower() for column in re.split("[,;\t]", lines[0])]
     path_column = next((column for column in PATH_COLUMNS if column in header), None)
     if path_column is not None and len(header) > 1:
-        yield from _named_columns(text, header, path_column)
+        yield from _named_columns(file, text, header, path_column)
         return
     for number, line in enumerate(lines, start=1):
         line = line.strip()
@@ -89,18 +89,26 @@ def _rows(file: Path, text: str) -> Iterator[tuple[str, str]]:
             )
 
 
-def _named_columns(text: str, header: list[str], path_column: str) -> Iterator[tuple[str, str]]:
+def _named_columns(file: Path, text: str, header: list[str], path_column: str) -> Iterator[tuple[str, str]]:
     """With a header, columns may stand in any order and fields may be quoted."""
     first_line = text.partition("\n")[0]
     delimiter = next(mark for mark in "\t;," if mark in first_line)
     path_at = header.index(path_column)
     label_at = next((header.index(column) for column in LABEL_COLUMNS if column in header), None)
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
-    next(reader)
-    for row in reader:
-        if len(row) > path_at:
-            label = row[label_at].strip() if label_at is not None and len(row) > label_at else ""
-            yield row[path_at].strip(), label
+    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    began = 1
+    try:
+        for row in reader:
+            if began > 1 and any(field.strip() for field in row):
+                if len(row) <= path_at:
+                    raise UserError(f"{file}, line {began}: {len(row)} fields, but the path is in field {path_at + 1}")
+                label = row[label_at].strip() if label_at is not None and len(row) > label_at else ""
+                if "\n" in label:
+                    raise UserError(f"{file}, line {began}: a label goes on over several lines; is a quote not closed?")
+                yield row[path_at].strip(), label
+            began = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{file}, line {began}: {error}; is a quote not closed?") from None
 
 
 def _number(labels: list[str], file: Path) -> tuple[Tensor | None, tuple[str, ...] | None]:

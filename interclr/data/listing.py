@@ -75,11 +75,11 @@ def scan(root: Path) -> Listing:
                 for entry in entries:
                     name = entry.name
                     if name[0] == ".":  # .git, .cache, and the ._photo.jpg that macOS leaves behind
-                        other += not entry.is_dir()
-                    elif entry.is_dir():
+                        other += not _is_folder(entry)
+                    elif _is_folder(entry):
                         folders.append(name)
                     # A dangling link counts as an image: it will be reported as unreadable, not silently left out.
-                    elif name.rpartition(".")[2].lower() in _extensions and (entry.is_file() or entry.is_symlink()):
+                    elif name.rpartition(".")[2].lower() in _extensions and (entry.is_symlink() or entry.is_file()):
                         files.append(name)
                     else:
                         other += 1
@@ -94,6 +94,13 @@ def scan(root: Path) -> Listing:
         waiting.extend(prefix + name for name in folders)
     blob = np.frombuffer(os.fsencode("".join(chunks)), dtype=np.uint8)
     return Listing(Names(blob), other, Names.of(directories), np.array(changed, dtype=np.int64))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads round in a circle
+        return False
 
 
 def natural(name: str) -> tuple[list[str | int], str]:

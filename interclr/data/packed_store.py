@@ -95,9 +95,14 @@ def _add_files(digest: hashlib._Hash, folder: Path) -> None:
         digest.update(path.name.encode(errors="surrogateescape") + about_file(path))
 
 
-def _read_labels(folder: Path) -> Tensor | None:
+def _read_labels(folder: Path, header: Header) -> Tensor | None:
     file = folder / "labels.npy"
-    return torch.from_numpy(np.load(file, allow_pickle=False)) if file.exists() else None
+    if not file.exists():
+        return None
+    labels = torch.from_numpy(np.load(file, allow_pickle=False))
+    if labels.shape != (header.count,):
+        raise ValueError(f"labels.npy holds {tuple(labels.shape)} labels for {header.count} images")
+    return labels
 
 
 class PackedArray(ArraySource):
@@ -110,7 +115,7 @@ class PackedArray(ArraySource):
         pixels = np.memmap(folder / shard_name(0), dtype=np.uint8, mode="c", shape=shape)
         super().__init__(
             torch.from_numpy(pixels),
-            _read_labels(folder),
+            _read_labels(folder, header),
             name=header.name,
             classes=None if header.classes is None else tuple(header.classes),
             names=_read_names(folder, header),
@@ -131,7 +136,7 @@ class PackedSource(Source):
         self.folder = folder
         self.name = header.name
         self.classes = None if header.classes is None else tuple(header.classes)
-        self.labels = _read_labels(folder)
+        self.labels = _read_labels(folder, header)
         self.names = _read_names(folder, header)
         self.max_side = max_side
         self.stored_bytes = sum(header.shards)

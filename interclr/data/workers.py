@@ -49,18 +49,24 @@ def start_workers(
 
 @dataclass(frozen=True)
 class _Read:
-    """A batch on its way between processes. Pixels in a slot stay there; arrays are quicker to send than tensors."""
+    """A batch on its way between processes. Pixels in a slot stay there; arrays are quicker to send than tensors.
+
+    Others are sent as an array, too, through the pipe: a tensor would ask for shared memory again, of which there may
+    be too little even for the slots (64 MB in a container), and a worker that gets none falls silent.
+    """
 
     number: int
     index: NDArray[np.int64]
     size: NDArray[np.int64] | None
     label: NDArray[np.int64] | None
-    pixels: Tensor | None  # None: they lie in the slot, or there are none
+    pixels: NDArray[np.uint8] | None  # as they lie in memory; None: in the slot, or there are none
+    channels_last: bool
+    pinned: Tensor | None
     in_slot: tuple[Sequence[int], Sequence[int]] | None  # their shape and stride
     failures: Failures
 
     def unpack(self, slots: Slots | None) -> Arrival:
-        pixels = self.pixels
+        pixels = self._tensor() if self.pinned is None else self.pinned
         if slots is not None and self.in_slot is not None:
             pixels = slots.view(self.number, *self.in_slot)
         if pixels is None:
@@ -70,7 +76,14 @@ class _Read:
 
     def pin_memory(self) -> _Read:
         """Called by DataLoader."""
-        return self if self.pixels is None else replace(self, pixels=self.pixels.pin_memory())
+        pixels = self._tensor()
+        return self if pixels is None else replace(self, pixels=None, pinned=pixels.pin_memory())
+
+    def _tensor(self) -> Tensor | None:
+        if self.pixels is None:
+            return None
+        pixels = torch.from_numpy(self.pixels)
+        return pixels.permute(0, 3, 1, 2) if self.channels_last else pixels
 
 
 class _Numbered(Sampler[list[tuple[int, list[int]]]]):
@@ -97,10 +110,13 @@ class _Rows(Dataset[_Read]):
         index, pixels, size, label, failures = read_batch(self.source, rows, allocate)
         if pixels is None and self.search:
             index, pixels, size, label, failures = self._from_elsewhere(rows, failures, allocate)
-        read = _Read(number, index.numpy(), _array(size), _array(label), pixels, None, failures)
-        if pixels is not None and self.slots is not None and self.slots.hold(pixels):
-            return replace(read, pixels=None, in_slot=(pixels.shape, pixels.stride()))
-        return read
+        read = _Read(number, index.numpy(), _array(size), _array(label), None, False, None, None, failures)
+        if pixels is None:
+            return read
+        if self.slots is not None and self.slots.hold(pixels):
+            return replace(read, in_slot=(pixels.shape, pixels.stride()))
+        last = pixels.stride(1) == 1
+        return replace(read, pixels=(pixels.permute(0, 2, 3, 1) if last else pixels).numpy(), channels_last=last)
 
     def _from_elsewhere(self, rows: list[int], failures: Failures, allocate: Allocate) -> ReadBatch:
         """A wholly unreadable batch takes the next readable images of the set: a broken folder does not end a run."""

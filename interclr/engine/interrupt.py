@@ -1,4 +1,4 @@
-"""Ctrl-C and a scheduler's TERM: a run ends after its current step, with a checkpoint."""
+"""Ctrl-C, a scheduler's TERM, a session that ends: a run ends after its current step, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+def _asking() -> list[signal.Signals]:
+    """Those that ask a run to stop: also the end of a terminal or ssh session, unless started with nohup."""
+    hang_up = getattr(signal, "SIGHUP", None)
+    ignored = hang_up is None or signal.getsignal(hang_up) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored or hang_up is None else [hang_up])]
 
 
 class Interruption:
@@ -28,7 +35,7 @@ class Interruption:
             self.asked = True
 
         try:
-            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, ask) for number in _asking()}
         except ValueError:  # not in the main thread: somebody else looks after signals
             before = {}
         try:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,7 +102,7 @@ class JsonLines:
             if resume_step is None:
                 path.write_text("")
             elif path.exists():
-                kept = [line for line in read_lines(path) if line.get("step", 0) <= resume_step]
+                kept = [line for line in read_lines(path) if _at(line) <= resume_step]
                 temporary = path.with_suffix(".tmp")
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
                 os.replace(temporary, path)
@@ -116,6 +117,12 @@ class JsonLines:
             self._file.close()
 
 
+def _at(line: Record) -> float:
+    """The step of a line; one that has been damaged is not kept."""
+    step = line.get("step", 0)
+    return step if isinstance(step, int | float) else math.inf
+
+
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
@@ -128,19 +135,35 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 class TensorBoard:
+    """Curves in another form: where they cannot be written (a full disk, a path it does not take) the run goes on."""
+
     def __init__(self, folder: Path, resume_step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self._writer: Any = None
+        with self._left_out_if_it_fails():
+            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def log(self, record: Record) -> None:
         for name, value in record.items():
             if name not in ("step", "event") and isinstance(value, int | float) and math.isfinite(value):
-                self._writer.add_scalar(name, value, record["step"])
+                with self._left_out_if_it_fails():
+                    if self._writer is not None:
+                        self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        self._writer.close()
+        with self._left_out_if_it_fails():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextlib.contextmanager
+    def _left_out_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # a name that is not UTF-8 is a ValueError
+            self._writer = None
+            warnings.warn(f"no more lines for TensorBoard: {error}", stacklevel=2)
 
 
 class WandB:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from interclr.engine.dataset import Facts, TrainingData, median_side, open_train
 from interclr.engine.mode import engine_mode
 from interclr.engine.settle import settle
 from interclr.engine.training import Training
-from interclr.run.folder import Run, prepare_folder
+from interclr.run.folder import Run, prepare_folder, sole_writer
 from interclr.screen import Screen
 
 
@@ -44,7 +45,8 @@ def pretrain(
     _introduce(screen, settings, facts, source.name, chosen, device)
     data = prepare(source, settings.data, device, screen)
     settings = _as_carried_out(settings, data, device, screen)
-    return Training(settings, folder, data, device, screen, resume).run(stop_after)
+    with sole_writer(folder) if dist.is_main() else nullcontext():
+        return Training(settings, folder, data, device, screen, resume).run(stop_after)
 
 
 def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device, screen: Screen) -> Settings:

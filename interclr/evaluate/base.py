@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -124,15 +126,19 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     weights.update(repr((subject.mean, subject.std, context.autocast, context.device.type)).encode())
     key = f"{weights.hexdigest()[:16]}-{source.content()[:16]}-{subject.image_size}"
     cached = context.out.parent / "features" / f"{key}.safetensors"
-    if cached.exists():
+    with suppress(SafetensorError, KeyError, OSError):  # none yet, or one that was cut off: they are made again
         return load_file(cached)["features"].to(context.device)
     met = Unreadable()
     features = embed_source(subject, source, context, met)
     refuse_broken(met)
-    cached.parent.mkdir(parents=True, exist_ok=True)
     temporary = cached.with_suffix(f".{os.getpid()}.tmp")
-    save_file({"features": features.cpu().contiguous()}, temporary)
-    os.replace(temporary, cached)
+    with suppress(SafetensorError, OSError):  # no room or permission: then they are not kept
+        try:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"features": features.cpu().contiguous()}, temporary)
+            os.replace(temporary, cached)
+        finally:
+            temporary.unlink(missing_ok=True)
     return features
 
 
@@ -160,5 +166,8 @@ def embed_source(subject: Subject, source: Source, context: Context, unreadable:
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error

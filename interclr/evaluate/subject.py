@@ -51,7 +51,10 @@ def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None =
     if path.is_file() and checkpoint.PATTERN.fullmatch(path.name) and (path.parent.parent / "resolved.yaml").exists():
         folder = path.parent.parent
         network = Run(folder).settings.model.build()
-        state = checkpoint.load(path)["learner"]
+        try:
+            state = checkpoint.load(path)["learner"]
+        except Exception as error:  # a file may be damaged in any way
+            raise UserError(f"{path} cannot be read: {checkpoint.reason(error)}") from None
         network.load_state_dict(
             {
                 key.removeprefix(BACKBONE_PREFIX): value

@@ -39,7 +39,8 @@ def save(folder: Path, step: int, state: State, keep: int) -> Path:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    for old in find(folder)[:-keep]:
+    # Later ones are what was passed over when resuming: damaged, and not to be kept in place of this one.
+    for old in [path for path in find(folder) if path.name <= target.name][:-keep]:
         with contextlib.suppress(OSError):
             old.unlink(missing_ok=True)
     return target
@@ -70,6 +71,12 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
     return state
 
 
+def reason(error: Exception) -> str:
+    """Why a file could not be loaded, in a line, without torch's advice to run what is in it."""
+    text = " ".join(str(error).split())
+    return "it holds more than tensors and is not loaded" if "weights_only" in text else text[:200]
+
+
 def load_latest(folder: Path) -> tuple[State, Path, list[str]] | None:
     """The newest checkpoint that can be read, with a line on each newer one that could not."""
     complaints: list[str] = []
@@ -77,7 +84,7 @@ def load_latest(folder: Path) -> tuple[State, Path, list[str]] | None:
         try:
             return load(path), path, complaints
         except Exception as error:  # a file may be damaged in any way, and torch's errors are as various
-            complaints.append(f"{path.name} cannot be read and is passed over: {' '.join(str(error).split())[:200]}")
+            complaints.append(f"{path.name} cannot be read and is passed over: {reason(error)}")
     if complaints:
         raise UserError(f"no readable checkpoint in {folder}: " + "; ".join(complaints))
     return None

@@ -8,6 +8,9 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from interclr.features import embed_all
 from interclr.models import Backbone
 from interclr.run import checkpoint
 from interclr.types import Images, UserError
+
+LOCK_ATTEMPTS, LOCK_PAUSE = 21, 0.5  # seconds between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Run:
         path = self.folder / "result.json"
         try:
             return dict(json.loads(path.read_text())) if path.exists() else {}
-        except ValueError:  # cut off by a crash: the checkpoint has all of it
+        except (ValueError, TypeError):  # cut off by a crash: the checkpoint has all of it
             return {}
 
     @property
@@ -75,7 +80,11 @@ def load(path: str | Path) -> Backbone:
             raise UserError(f"{folder} has no checkpoint yet")
         prefix = "intra.encoder.backbone."
         state = {k.removeprefix(prefix): v for k, v in found[0]["learner"].items() if k.startswith(prefix)}
-    backbone.load_state_dict(state)
+    try:
+        backbone.load_state_dict(state)
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"the weights in {folder} are not those of the network in its resolved.yaml: {text}") from None
     data = Run(folder).settings.data
     backbone.mean, backbone.std = data.mean, data.std
     return backbone.eval()
@@ -147,17 +156,56 @@ def _could_not_write(path: Path, error: Exception) -> UserError:
 
 def prepare_folder(folder: Path, resume: bool) -> None:
     """Make the folder and make sure it can be written before anything long starts."""
-    if not resume and checkpoint.find(folder / "checkpoint"):
+    found = checkpoint.find(folder / "checkpoint")
+    if not resume and found:
         raise UserError(f"{folder} already holds a run: add --resume to continue it, or choose another --out")
+    for name in ("result.json", "backbone.safetensors"):
+        if not found and (folder / name).exists():  # all that is left of a run, or somebody else's
+            raise UserError(f"{folder} holds a {name} and no checkpoint to go on from: choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-test-{os.getpid()}"  # every rank tries
         probe.write_text("")
         probe.unlink()
-        if not resume:
-            forget_result(folder)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """While this lasts no other process can train in ``folder``: two would mix into one run.
+
+    A lock that ends with the process, however it ends. Its workers hold it a moment longer, so it is waited for.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    with open(folder / ".lock", "w") as file:
+        for attempt in reversed(range(LOCK_ATTEMPTS)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt == 0:
+                    raise UserError(
+                        f"another process is training in {folder}: wait for it or stop it, or choose another --out"
+                    ) from None
+                time.sleep(LOCK_PAUSE)
+            except OSError:  # a file system without locks
+                break
+        yield
+
+
+def restore_settings(folder: Path) -> None:
+    """Write ``resolved.yaml`` again from the newest checkpoint where it has been lost."""
+    path = folder / "resolved.yaml"
+    if path.is_file() and path.stat().st_size:
+        return
+    found = checkpoint.load_latest(folder / "checkpoint")
+    if found is not None:
+        write_text(path, str(found[0]["settings"]))
 
 
 def forget_result(folder: Path) -> None:
@@ -196,7 +244,7 @@ def _commit() -> str | None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every whole line of a metrics file; a line torn by a crash is left out."""
     records: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
         except json.JSONDecodeError:

@@ -72,6 +72,9 @@ def test_links_are_followed_and_cycles_end(tmp_path: Path) -> None:
     (root / "a" / "up").symlink_to(root)
     (root / "dangling.jpg").symlink_to(tmp_path / "nowhere.jpg")
     assert list(list_images(root).images) == ["dangling.jpg", "a/1.jpg", "linked/2.jpg"]
+    (root / "a" / "self.jpg").symlink_to("self.jpg")
+    (root / ".round").symlink_to(".round")
+    assert list(list_images(root).images) == ["dangling.jpg", "a/1.jpg", "a/self.jpg", "linked/2.jpg"]
 
 
 def test_cache_is_used_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

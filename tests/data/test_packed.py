@@ -219,6 +219,18 @@ def test_damaged_store_says_so(photographs: Path, tmp_path: Path, file: str) -> 
         open_packed(tmp_path / "packed")
 
 
+@pytest.mark.parametrize("image_format", ["jpeg", "raw"])
+def test_labels_of_another_number_of_images_are_damage(tmp_path: Path, image_format: str) -> None:
+    folder = tmp_path / "images"
+    for number in range(4):
+        (folder / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"class{number % 2}" / f"{number}.png")
+    pack(open_source(folder), tmp_path / "packed", image_format=image_format)
+    np.save(tmp_path / "packed" / "labels.npy", np.zeros(3, np.int64))
+    with pytest.raises(UserError, match=r"damaged: labels\.npy holds \(3,\) labels for 4 images"):
+        open_packed(tmp_path / "packed")
+
+
 def test_store_of_another_version(photographs: Path, tmp_path: Path) -> None:
     pack(open_source(photographs), tmp_path / "packed")
     path = tmp_path / "packed" / "pack.json"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import pickle
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from tiny_runs import write_images
 from torch import Tensor
 
 from interclr.data import stream_plan
+from interclr.data import workers as workers_module
 from interclr.data.folder import open_folder
 from interclr.data.loader import Order, ResidentLoader
 from interclr.data.reading import read_all
@@ -130,6 +132,17 @@ def test_images_larger_than_expected_and_too_little_shared_memory(monkeypatch: p
     monkeypatch.setattr(stream_plan, "Slots", refused)
     batches = list(StreamLoader(source, order, CPU, 2).iterate(0, 14))
     check_same(batches, expected)
+
+
+@pytest.mark.parametrize("kind", [Made, Drawn], ids=["planes", "interleaved"])
+def test_a_batch_without_a_slot_goes_through_the_pipe(kind: type[Made]) -> None:
+    """A tensor would be sent by way of shared memory, and without any left a worker would never be heard of again."""
+    read = workers_module._Rows(kind(4, sizes=((24, 24),)), False, None)[0, [0, 1, 2, 3]]
+    values = [value for value in vars(read).values() if value is not None]
+    assert not any(isinstance(value, torch.Tensor) for value in values)
+    assert read.pixels is not None
+    assert read.pixels.flags["C_CONTIGUOUS"]  # else it would be transposed when it is sent
+    assert b"torch" not in pickle.dumps(read).replace(b"interclr.data", b"")
 
 
 def test_batches_without_a_readable_image_do_not_keep_their_slots() -> None:

@@ -26,6 +26,7 @@ from interclr.engine.monitor import Monitor
 from interclr.engine.step import TrainStep
 from interclr.learner import Learner
 from interclr.run import checkpoint
+from interclr.run import folder as run_folder
 from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -46,6 +47,7 @@ def test_a_run_folder_is_complete(finished: tuple[Run, str]) -> None:
         "checkpoint",
         "result.json",
         "backbone.safetensors",
+        ".lock",
     }
     assert [path.name for path in checkpoint.find(folder / "checkpoint")] == [
         "step-0000000004.pt",
@@ -312,12 +314,65 @@ def test_an_existing_run_is_not_overwritten(finished: tuple[Run, str], tmp_path:
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
-def test_a_stale_result_does_not_speak_for_a_new_run(finished: tuple[Run, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["result.json", "backbone.safetensors"])
+def test_what_is_left_of_a_run_is_not_overwritten(
+    resume: bool, name: str, finished: tuple[Run, str], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copy(finished[0].folder / name, tmp_path / "run")
+    with pytest.raises(UserError, match="no checkpoint to go on from"):
+        train(tiny(*INTER), tmp_path / "run", stop_after=2, resume=resume)
+    assert (tmp_path / "run" / name).exists()
+
+
+def test_one_process_at_a_time_trains_in_a_folder(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "LOCK_ATTEMPTS", 2)
+    monkeypatch.setattr(run_folder, "LOCK_PAUSE", 0.01)
+    out.mkdir()
+    with run_folder.sole_writer(out), pytest.raises(UserError, match="another process is training"):
+        train(tiny(*INTER), out, stop_after=2)
+    assert train(tiny(*INTER), out, stop_after=2).metrics is not None
+
+
+def test_lost_settings_are_those_of_the_checkpoint(finished: tuple[Run, str], tmp_path: Path) -> None:
     copy = shutil.copytree(finished[0].folder, tmp_path / "copy")
-    shutil.rmtree(copy / "checkpoint")
-    run = train(tiny(*INTER), copy, stop_after=2)
-    assert not run.finished
-    assert not (copy / "backbone.safetensors").exists()
+    before = (copy / "resolved.yaml").read_text()
+    for damage in (lambda path: path.unlink(), lambda path: path.write_text("")):
+        damage(copy / "resolved.yaml")
+        run_folder.restore_settings(copy)
+        assert (copy / "resolved.yaml").read_text() == before
+
+
+def test_damaged_lines_of_the_log_do_not_keep_a_run_from_going_on(out: Path) -> None:
+    train(tiny(*INTER), out, stop_after=4)
+    with open(out / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": null}\n\xff\xfe\n{"step": 3, "lo')
+    run = train(tiny(*INTER), out, resume=True)
+    assert run.finished
+    assert all(isinstance(line["step"], int) for line in run.metrics)
+
+
+def test_a_run_goes_on_without_tensorboard_where_it_cannot_write(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SummaryWriter, "add_scalar", full)
+    with pytest.warns(UserWarning, match="no more lines for TensorBoard"):
+        run = train(tiny("schedule.epochs=1"), out)
+    assert run.finished
+
+
+def test_a_later_checkpoint_that_was_passed_over_does_not_push_out_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "step-0000000014.pt").write_bytes(b"junk")
+    for step in (8, 9):
+        checkpoint.save(tmp_path, step, {"format": 1, "step": step}, keep=1)
+    found = checkpoint.load_latest(tmp_path)
+    assert found is not None
+    assert found[0]["step"] == 9
+    assert len(found[2]) == 1
 
 
 @pytest.mark.parametrize("bad_step", [4, 5, 7])

@@ -272,6 +272,25 @@ def test_features_are_made_again_when_the_pixels_change(run: Path, tmp_path: Pat
     assert again != first
 
 
+@pytest.mark.parametrize("damage", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+def test_damaged_features_are_made_again(run: Path, tmp_path: Path, damage: bytes) -> None:
+    first = measure(["knn"], str(run), "k=3", out=tmp_path)
+    for path in (tmp_path / "features").iterdir():
+        path.write_bytes(damage)
+    assert measure(["knn"], str(run), "k=3", out=tmp_path) == first
+
+
+def test_a_damaged_checkpoint_is_one_line(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    path = sorted((copy / "checkpoint").iterdir())[-1]
+    path.write_bytes(b"damaged")
+    with pytest.raises(UserError, match=f"{path.name} cannot be read"):
+        measure(["knn"], str(path), data="synthetic:40")
+    save_file({"x": torch.zeros(1)}, copy / "backbone.safetensors")
+    with pytest.raises(UserError, match=r"not those of the network in its resolved\.yaml"):
+        measure(["knn"], str(copy))
+
+
 def test_images_without_a_label_are_left_out_of_a_partly_labelled_set(run: Path, tmp_path: Path) -> None:
     folder = class_folder(tmp_path / "images")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
