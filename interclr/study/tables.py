@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -200,6 +201,7 @@ def markdown(document: dict[str, Any]) -> str:
         lines += [
             f"Recipe `{document['recipe']}`, {first['images']:,} images of {first['data']}, {first['epochs']} epochs, "
             f"k-NN with k={first['knn_k']}, T={first['knn_temperature']}. Mean ± standard deviation over seeds.",
+            *_how(document, results),
             "",
         ]
     lines += [_row(table["header"]), "|---" * len(table["header"]) + "|", *(_row(row) for row in table["rows"]), ""]
@@ -211,6 +213,16 @@ def markdown(document: dict[str, Any]) -> str:
     if document["label_free"]:
         lines += _markdown_label_free(document["label_free"])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _how(document: dict[str, Any], results: list[dict[str, Any]]) -> list[str]:
+    """What all cells were run with beyond the recipe, and by which version."""
+    each = [run["overrides"] for cell in document["cells"] for run in cell["runs"]]
+    common = [override for override in each[0] if all(override in others for others in each)]
+    commits = sorted({str(result["commit"])[:7] for result in results if result.get("commit")})
+    lines = [f"All cells: `{shlex.join(common)}`."] if common else []
+    about = f"torch {' and '.join(sorted({str(result['torch']) for result in results}))}"
+    return [*lines, f"{about}, commit {' and '.join(commits)}." if commits else f"{about}."]
 
 
 def _markdown_label_free(found: dict[str, dict[str, Any]]) -> list[str]:

@@ -237,6 +237,9 @@ def check_files(out: Path, document: dict[str, Any]) -> None:
         assert (picture < 128).any(), name
         assert (out / f"{name}.svg").stat().st_size > 1000
     table = (out / "table.md").read_text()
+    common = set.intersection(*(set(run["overrides"]) for cell in document["cells"] for run in cell["runs"]))
+    assert all(override in table for override in common)
+    assert document["cells"][0]["runs"][0]["result"]["torch"] in table
     for cell in document["cells"]:
         values = [run["result"]["knn"] for run in cell["runs"]]
         assert cell["summary"]["knn"]["n"] == 2
