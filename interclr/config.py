@@ -121,10 +121,15 @@ def load_settings(recipe: str = "default", overrides: Iterable[str] = ()) -> Set
     Overrides are joined before they meet the recipe: of ``sampler.negatives=5 sampler.name=random``, in whatever order,
     nothing is lost when the other sampler replaces the recipe's.
     """
+    return settings_from(merge(load_recipe(recipe), joined(overrides)))
+
+
+def joined(overrides: Iterable[str]) -> Tree:
+    """Overrides as one tree; of two for the same key the later counts."""
     changes: Tree = {}
     for override in overrides:
         changes = merge(changes, parse_override(override))
-    return settings_from(merge(load_recipe(recipe), changes))
+    return changes
 
 
 def load_recipe(recipe: str, above: tuple[str, ...] = ()) -> Tree:

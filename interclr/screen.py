@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -26,11 +34,11 @@ class Screen:
 
     def say(self, text: str) -> None:
         if not self.silent:
-            self.console.print(printable(text), markup=False)
+            self._print(printable(text), markup=False)
 
     def warn(self, text: str) -> None:
         if not self.silent:
-            self.console.print(f"! {printable(text)}", style="yellow", markup=False)
+            self._print(f"! {printable(text)}", style="yellow", markup=False)
 
     def table(self, title: str, rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> None:
         if self.silent:
@@ -40,7 +48,29 @@ class Screen:
             table.add_column(Text(name))
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))  # as it is: a file may be called [/bold].jpg
-        self.console.print(table)
+        self._print(table)
+
+    def _print(self, what: Any, **how: Any) -> None:
+        """Where the terminal has gone, with its ssh session, a run still has a checkpoint to write: it falls silent."""
+        try:
+            self.console.print(what, **how)
+        except OSError:
+            self.silent = True
+
+    @contextmanager
+    def _live(self, progress: Progress, what: str, **task: Any) -> Iterator[TaskID | None]:
+        """One task on a live bar; None where there is nothing left to draw it on."""
+        shown: TaskID | None = None
+        try:
+            progress.start()
+            shown = progress.add_task(what, **task)
+        except OSError:
+            self.silent = True
+        try:
+            yield shown
+        finally:
+            with suppress(OSError):
+                progress.stop()
 
     @contextmanager
     def working(self, what: str) -> Iterator[Callable[[int, int], None]]:
@@ -60,9 +90,9 @@ class Screen:
             yield line
             return
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True) as progress:
-            task = progress.add_task(what, total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
+        progress = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
+        with self._live(progress, what, total=None) as task:
+            yield lambda done, total: None if task is None else progress.update(task, completed=done, total=total)
 
     @contextmanager
     def training(self, total: int, first: int) -> Iterator[TrainingBar]:
@@ -78,9 +108,9 @@ class Screen:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self.console, expand=True, refresh_per_second=4) as progress:
-            task = progress.add_task("", total=total, completed=first, epoch="-", figures="")
-            yield TrainingBar(self, total, first, progress, task)
+        progress = Progress(*columns, console=self.console, expand=True, refresh_per_second=4)
+        with self._live(progress, "", total=total, completed=first, epoch="-", figures="") as task:
+            yield TrainingBar(self, total, first, None if task is None else progress, task)
 
 
 def printable(text: str) -> str:

@@ -95,7 +95,7 @@ def _named_columns(file: Path, text: str, header: list[str], path_column: str) -
     delimiter = next(mark for mark in "\t;," if mark in first_line)
     path_at = header.index(path_column)
     label_at = next((header.index(column) for column in LABEL_COLUMNS if column in header), None)
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
     began = 1
     try:
         for row in reader:
@@ -103,8 +103,8 @@ def _named_columns(file: Path, text: str, header: list[str], path_column: str) -
                 if len(row) <= path_at:
                     raise UserError(f"{file}, line {began}: {len(row)} fields, but the path is in field {path_at + 1}")
                 label = row[label_at].strip() if label_at is not None and len(row) > label_at else ""
-                if "\n" in label:
-                    raise UserError(f"{file}, line {began}: a label goes on over several lines; is a quote not closed?")
+                if "\n" in label + row[path_at].strip():
+                    raise UserError(f"{file}, line {began}: a field goes on over several lines; is a quote not closed?")
                 yield row[path_at].strip(), label
             began = reader.line_num + 1
     except csv.Error as error:

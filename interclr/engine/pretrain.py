@@ -36,6 +36,14 @@ def pretrain(
     screen = screen or Screen()
     folder = Path(out)
     prepare_folder(folder, resume)
+    with sole_writer(folder) if dist.is_main() else nullcontext():
+        prepare_folder(folder, resume)  # another run may have ended there while this one waited
+        return _train(settings, folder, resume, screen, stop_after, device)
+
+
+def _train(
+    settings: Settings, folder: Path, resume: bool, screen: Screen, stop_after: int | None, device: torch.device
+) -> Run:
     set_determinism(settings.engine.deterministic)
     source = open_training_source(settings.data)
     facts = Facts(len(source) - settings.data.hold_out, median_side(source), device.type)
@@ -45,8 +53,7 @@ def pretrain(
     _introduce(screen, settings, facts, source.name, chosen, device)
     data = prepare(source, settings.data, device, screen)
     settings = _as_carried_out(settings, data, device, screen)
-    with sole_writer(folder) if dist.is_main() else nullcontext():
-        return Training(settings, folder, data, device, screen, resume).run(stop_after)
+    return Training(settings, folder, data, device, screen, resume).run(stop_after)
 
 
 def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device, screen: Screen) -> Settings:

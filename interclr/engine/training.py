@@ -177,7 +177,7 @@ class Training:
         self.step, self.clusters_started = state["step"], started
         self.seconds, self.measured = state["seconds"], state["measured"]
         self.met_before = state["unreadable"]
-        self.commands = list(state.get("commands", []))  # checkpoints of before did not have them
+        self.commands = list(state.get("commands", [""]))  # which checkpoints of before do not tell
         if self.step > self.plan.total:
             raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
         return True

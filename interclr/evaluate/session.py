@@ -298,7 +298,9 @@ def _table_of_all(
                 beside = [f"{value:.1f}" for value in paper] or [""] * len(PAPER_METHODS)
                 rows.append((name, figure, f"{figures[figure]:.2f}", *beside))
     screen.table(f"{subject.name} (columns after 'this run': the paper's own, ResNet-50 on ImageNet)", rows, header)
-    data = request.data or Run(Path(request.subject)).settings.data.source
+    folder = Path(request.subject)
+    data = request.data or (Run(folder).settings.data.source if folder.is_dir() else "no data")
+    data += ", held out" if request.held_out else ""
     lines = [f"# {subject.name} on {data}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", *(f"Not run: {name}: {reason}" for name, reason in passed_over.items()), ""]

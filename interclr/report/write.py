@@ -15,7 +15,6 @@ from interclr.screen import Screen
 from interclr.types import UserError
 
 POINTS = 5_000  # images on the map
-DUPLICATES = "duplicates.csv"  # beside the page
 MOST_POINTS = 20_000
 CPU = torch.device("cpu")
 
@@ -41,7 +40,11 @@ def report(
     target = Path(out) if out is not None else folder
     target = target / "report.html" if target.is_dir() else target
     content = collect(folder, points, device, screen)
-    pairs = [] if content["images"] is None else content["images"].pop("duplicates")
+    table = target.with_name("duplicates.csv" if target.name == "report.html" else f"{target.stem}-duplicates.csv")
+    pairs = []
+    if content["images"] is not None:
+        pairs = content["images"].pop("duplicates")
+        content["images"]["table"] = table.name
     page = render(content)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -52,11 +55,9 @@ def report(
     write_text(target, page)
     screen.say(f"report: {target} ({len(page) / 1e6:.1f} MB)")
     if pairs:
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows([("kind", "cosine", "image", "other"), *pairs])
-        write_text(target.with_name(DUPLICATES), table.getvalue())
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([("kind", "cosine", "image", "other"), *pairs])
+        write_text(table, text.getvalue())
         exact = sum(kind == "exact" for kind, *_ in pairs)
-        screen.say(
-            f"duplicates: {target.with_name(DUPLICATES)} ({exact:,} exact copies, then pairs from the closest on)"
-        )
+        screen.say(f"duplicates: {table} ({exact:,} exact copies, then pairs from the closest on)")
     return target

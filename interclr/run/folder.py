@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,20 +109,22 @@ def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings
 
 def command_line() -> str:
     """What was typed, or what is typed in place of a path to this package."""
-    program = Path(sys.argv[0]).name
-    return shlex.join(["interclr", *sys.argv[1:]] if program in ("cli.py", "interclr") else sys.argv)
+    program = Path(sys.argv[0])
+    own = program.name == "interclr" or program.resolve() == Path(__file__).resolve().parent.parent / "cli.py"
+    return shlex.join(["interclr", *sys.argv[1:]] if own else sys.argv)
 
 
 def as_readable_as_others(path: Path) -> None:
     """safetensors makes files for the owner alone; others are as the user's mask has them."""
     mask = os.umask(0)
     os.umask(mask)
-    path.chmod(0o666 & ~mask)
+    with suppress(OSError):  # some network file systems know no modes
+        path.chmod(0o666 & ~mask)
 
 
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w") as file:
             file.write(text)
@@ -182,7 +184,11 @@ def sole_writer(folder: Path) -> Iterator[None]:
     except ImportError:  # not on this system
         yield
         return
-    with open(folder / ".lock", "w") as file:
+    try:
+        file = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
+    try:
         for attempt in reversed(range(LOCK_ATTEMPTS)):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,6 +202,10 @@ def sole_writer(folder: Path) -> Iterator[None]:
             except OSError:  # a file system without locks
                 break
         yield
+    finally:
+        with suppress(OSError):  # said, not only closed: workers that are left have it open, too
+            fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
 
 
 def restore_settings(folder: Path) -> None:

@@ -6,11 +6,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from interclr.config import Settings, load_recipe, merge, parse_override, quoted, settings_from
+from interclr.config import Settings, joined, load_recipe, merge, quoted, settings_from
 from interclr.engine.build import choose_device
 from interclr.engine.dataset import Facts, median_side, open_training_source
 from interclr.engine.settle import settle
@@ -128,7 +127,7 @@ def key_of(settings: Settings) -> str:
 
 
 def _apply(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    return reduce(lambda so_far, text: merge(so_far, parse_override(text)), overrides, tree)
+    return merge(tree, joined(overrides))
 
 
 def _check_free(cell: CellConfig, given: Sequence[str]) -> None:

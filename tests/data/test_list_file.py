@@ -39,7 +39,7 @@ def test_a_label_beyond_all_numbers_is_named(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('path,label\na.png,"cat\nb.png,dog\n', "line 2: .*is a quote not closed"),
-        ('path,label\na.png,cat\nb.png,"dog\nx",3\n', "line 3: a label goes on over several lines"),
+        ('path,label\na.png,cat\nb.png,"dog\nx",3\n', "line 3: a field goes on over several lines"),
         ("label,path\ncat,a.png\ndog\n", "line 3: 1 fields, but the path is in field 2"),
         ('path,label\na.png,"' + "x" * 200_000 + '"\n', "line 2: field larger"),
     ],
@@ -50,6 +50,6 @@ def test_no_line_of_a_table_is_lost(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_a_table_may_have_blank_lines_and_quotes(tmp_path: Path) -> None:
-    source = open_list(listed(tmp_path, 'label,path\n"a, b",a.png\n\n,,\nc,"b.png"\n'))
+    source = open_list(listed(tmp_path, 'label,path\n"a, b",a.png\n\n,,\nc,"b.png" \n'))
     assert source.classes == ("a, b", "c")
     assert [source.name_of(row) for row in range(2)] == ["a.png", "b.png"]

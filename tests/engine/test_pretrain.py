@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import INTER, MOCO, Heard, final_state, same, tiny, train, write_images
 from torch import Tensor
@@ -19,7 +24,7 @@ from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
 from interclr.data.reading import Unreadable
 from interclr.data.source import Source
-from interclr.engine import training
+from interclr.engine import pretrain, training
 from interclr.engine.dataset import TrainingData
 from interclr.engine.metrics import Averages, Record
 from interclr.engine.monitor import Monitor
@@ -333,6 +338,52 @@ def test_one_process_at_a_time_trains_in_a_folder(out: Path, monkeypatch: pytest
     with run_folder.sole_writer(out), pytest.raises(UserError, match="another process is training"):
         train(tiny(*INTER), out, stop_after=2)
     assert train(tiny(*INTER), out, stop_after=2).metrics is not None
+
+
+def test_a_failed_run_does_not_keep_the_folder(out: Path) -> None:
+    """Workers of a run that failed may live on, held by its traceback; they have inherited the lock's file."""
+    out.mkdir()
+    with run_folder.sole_writer(out):
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+    try:
+        with run_folder.sole_writer(out):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_terminal_that_has_gone_does_not_keep_a_run_from_its_checkpoint(out: Path) -> None:
+    class Gone(io.StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gone = False
+
+        def write(self, text: str) -> int:
+            if self.gone:
+                raise OSError(5, "Input/output error")
+            return super().write(text)
+
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Gone()
+    screen = Screen(Console(file=terminal, force_terminal=True))
+    with pytest.MonkeyPatch.context() as patch:
+        real = TrainStep.__call__
+
+        def step(self: TrainStep, images: object, number: int) -> object:
+            terminal.gone = number >= 2
+            return real(self, images, number)
+
+        patch.setattr(TrainStep, "__call__", step)
+        run = pretrain(tiny(*INTER), out, screen=screen, stop_after=5)
+    assert not run.finished
+    assert final_state(out)["step"] == 5
+    assert screen.silent
 
 
 def test_lost_settings_are_those_of_the_checkpoint(finished: tuple[Run, str], tmp_path: Path) -> None:

@@ -145,6 +145,12 @@ def test_all_says_what_the_data_do_not_allow(run: Path, tmp_path: Path) -> None:
     assert "the paper's own" in page
 
 
+def test_all_without_data_says_what_is_missing(tmp_path: Path) -> None:
+    request = Request("torchvision/resnet18", out=tmp_path)
+    assert evaluate(["knn", "svm"], PROTOCOLS, request, [], QUIET, whole=True) == {}
+    assert "Not run: knn: name the labelled images with --data" in (tmp_path / "all.md").read_text()
+
+
 def test_of_several_one_that_fails_is_an_error_after_the_others(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"detection: .* boxes"):
         measure(["detection", "knn"], str(run), out=tmp_path)

@@ -87,8 +87,9 @@ def test_the_clusters_shown_are_those_of_the_map_and_negatives_those_of_the_bank
 
 
 def test_the_same_run_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:
-    pages = [report(finished, screen=QUIET, out=tmp_path / name).read_bytes() for name in ("a.html", "b.html")]
+    pages = [report(finished, screen=QUIET, out=tmp_path / name / "page.html").read_bytes() for name in "ab"]
     assert pages[0] == pages[1]
+    assert (tmp_path / "a" / "page-duplicates.csv").exists()  # beside it, and not another page's
 
 
 def test_it_says_where_it_is_and_leaves_nothing_else(finished: Path, tmp_path: Path) -> None:

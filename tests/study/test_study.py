@@ -13,7 +13,7 @@ import scipy.stats
 from PIL import Image
 from tiny_runs import Heard, write_images
 
-from interclr.config import Settings, recipe_names
+from interclr.config import Settings, load_settings, recipe_names
 from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.study import open_studies, parse_seeds, run_study, study_names, worker
@@ -110,6 +110,14 @@ def test_a_wrong_override_names_cell_and_key() -> None:
     study = read_study("title: x\ncells: [{name: odd, overrides: [inter.cluster=3]}]", "x")
     with pytest.raises(UserError, match=r"cell 'odd': inter\.cluster: unknown key; did you mean clusters"):
         plan(study)
+
+
+def test_a_cell_is_what_pretrain_makes_of_its_overrides() -> None:
+    study = read_study("title: x\ncells: [{name: random, overrides: [inter.sampler.name=random]}]", "x")
+    (cell,) = plan(study, "mocov2-interclr", seeds=(0,), overrides=["inter.sampler.negatives=5"])
+    assert cell.settings == load_settings("mocov2-interclr", cell.overrides)
+    assert cell.settings.inter is not None
+    assert cell.settings.inter.sampler.negatives == 5
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("3", (0, 1, 2)), ("0,7", (0, 7)), ("7,", (7,))])
