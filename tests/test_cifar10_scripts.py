@@ -1,14 +1,11 @@
-"""The runner of the CIFAR-10 plan on runs of seconds, and the page on records with known figures."""
+"""The runner of the CIFAR-10 plan on runs of seconds."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
-import math
 import statistics
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,24 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from cifar10_scripts import plan_of, runner
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = [
     *("data.source=synthetic:64", "data.batch=16", "model.backbone=resnet10", "model.width=8", "schedule.epochs=2"),
     *("schedule.warmup_epochs=0", "engine.log_every=2", "engine.device=cpu", "monitor.every_epochs=1"),
 ]
 KEEPING = ["checkpoint.every_epochs=1", "checkpoint.keep=2"]
-
-
-sys.path.append(str(ROOT / "benchmarks"))  # they are scripts, not a package
-runner, page = importlib.import_module("cifar10"), importlib.import_module("cifar10_page")
-
-
-def plan_of(folder: Path, tree: Any) -> Path:
-    path = folder / "plan.yaml"
-    path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    return path
 
 
 def record_at(folder: Path, name: str) -> dict[str, Any]:
@@ -308,218 +294,3 @@ def test_a_finished_run_is_trained_again_only_up_to_the_checkpoint_that_is_neede
     assert made.is_again(child)
     assert runner.to_do(made, [child]) == [child]
     assert made.starts == {}
-
-
-# The page.
-
-
-def record(name: str, seed: int, knn: float, group: str = "main", **more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "group": group,
-        "name": name,
-        "seed": seed,
-        "overrides": [],
-        "note": "",
-        "from": None,
-        "commit": "0123456789abcdef",
-        "date": "2026-11-15T12:00:00+00:00",
-        "versions": {"torch": "2.11"},
-        "machine": "GPU",
-        "jobs": 2,
-        "settings": {
-            "data": {"hold_out": 0 if group == "main" else 5000},
-            "schedule": {"epochs": 200},
-            "inter": {"clusters": 9} if name.endswith("-interclr") else None,
-            "method": {"name": "npidv2" if name.startswith("npidv2") else "mocov2"},
-            "optimiser": {"base_lr": 0.06},
-            "model": {},
-            "views": [],
-        },
-        "measured_on": "test" if group == "main" else "held-out",
-        "figures": {"knn": knn, "knn_k": 200, "knn_temperature": 0.1},
-        "seconds": 100.0 + seed,
-        "compile_seconds": 20.0,
-        "images_per_second": 20_000.0,
-        "peak_memory_bytes": 3_500_000_000,
-        "epochs": [{"epoch": 0, "knn_before": 30.0}, {"epoch": 100, "knn": knn - 5}, {"epoch": 200, "knn": knn}],
-    }
-    made |= more
-    if "error" in made:
-        del made["figures"]
-    return made
-
-
-METHODS = [f"{method}{branch}" for method in ("npidv2", "mocov2", "byol") for branch in ("", "-interclr")]
-PLANNED = {"main": METHODS, "choices": ["mocov2", "mocov2-interclr"]}
-
-
-def page_of(folder: Path, records: list[dict[str, Any]]) -> str:
-    for made in records:
-        path = folder / "records" / made["group"] / f"{made['name']}-s{made['seed']}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(made))
-    runs = {group: {name: {"recipe": "cifar10-byol"} for name in names} for group, names in PLANNED.items()}
-    plan = plan_of(folder, {group: {"runs": named} for group, named in runs.items()})
-    words = ["--plan", str(plan), "--records", str(folder / "records"), "--page", str(folder / "docs" / "results.md")]
-    assert page.main(words) == 0
-    assert page.main([*words, "--check"]) == 0
-    return (folder / "docs" / "results.md").read_text()
-
-
-def cells(text: str, first: str) -> list[list[str]]:
-    """The rows of all tables that begin with ``first``."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    return [row for row in rows if row[0] == first]
-
-
-PLAIN, INTER = {0: 84.5, 1: 84.1, 2: 84.9, 3: 85.0}, {0: 85.6, 1: 85.9, 2: 85.7}
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    folder = tmp_path_factory.mktemp("page")
-    low = {"low-shot": {"top1@1": 40.0, "top1@1_std": 2.0, "mAP@1": 30.0}, "semi-supervised": {"top1@1%": 55.0}}
-    records = [record("mocov2", seed, knn) for seed, knn in PLAIN.items()]
-    records += [record("mocov2-interclr", seed, knn) for seed, knn in INTER.items()]
-    for made, linear in zip(records, (88.0, 88.5, 89.0, 87.0, 88.1, 88.2, 89.3), strict=True):
-        made["figures"]["evaluate"] = {"linear": {"top1": linear}, **low}
-    records += [record("byol", 0, 88.0), record("byol-interclr", 0, 88.5)]
-    records += [record("mocov2", 0, 80.0, "choices"), record("mocov2-interclr", 0, 79.0, "choices")]
-    records[-1]["figures"] |= {"purity": 0.61, "positives_right": 0.52}
-    records[-1]["from"] = {"run": "mocov2", "epoch": 25, "step": 4375}
-    fast = [record("fast", 0, 82.0, "choices"), record("fast-interclr", 0, 82.5, "choices")]
-    for made in fast:
-        made["settings"]["optimiser"] = {"base_lr": 0.12}
-    records += [*fast, record("unplanned", 1, 81.0, "choices"), record("npidv2", 1, 0, error="out of\nmemory | really")]
-    return folder, page_of(folder, records)
-
-
-def test_means_and_deviations_over_seeds(written: tuple[Path, str]) -> None:
-    _, text = written
-    row, *_ = cells(text, "mocov2")
-    plain, linear = list(PLAIN.values()), [88.0, 88.5, 89.0, 87.0]
-    assert row[1:3] == ["4", f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}"]
-    assert row[3] == "≥ 84: reached"
-    assert row[4] == f"{np.mean(linear):.2f} ± {np.std(linear, ddof=1):.2f}"
-    assert cells(text, "mocov2-interclr")[0][3] == "≥ 86: missed"
-    assert cells(text, "byol")[0][1:5] == ["1", "88.00 ± –", "≥ 87: reached", "–"]
-
-
-def test_differences_are_paired_over_common_seeds(written: tuple[Path, str]) -> None:
-    _, text = written
-    (row,) = (row for row in cells(text, "mocov2") if len(row) == 6)
-    knn = np.array([INTER[seed] - PLAIN[seed] for seed in (0, 1, 2)])
-    linear = np.array([88.1 - 88.0, 88.2 - 88.5, 89.3 - 89.0])
-    assert row[1] == "3"
-    for values, shown, verdict in ((knn, row[2], row[3]), (linear, row[4], row[5])):
-        error = np.std(values, ddof=1) / math.sqrt(3)
-        assert shown == f"{values.mean():+.2f} ± {error:.2f}"
-        assert verdict == ("yes" if abs(values.mean()) > 2 * error else "no")
-    assert (row[3], row[5]) == ("yes", "no")
-    (lonely,) = (row for row in cells(text, "byol") if len(row) == 6)
-    assert lonely[1:] == ["1", "+0.50 ± –", "–", "–", "–"]
-    assert "18 % of cases" in text  # of Student's t with two degrees of freedom: 1 − 2/√6
-    assert round(100 * (1 - 2 / math.sqrt(6))) == 18
-
-
-def test_the_page_says_what_was_measured_how(written: tuple[Path, str]) -> None:
-    _, text = written
-    assert (
-        "Measured on the test set, at the last epoch of 200. k-NN in percent, k = 200, T = 0.1. Seeds: 4 or 3" in text
-    )
-    assert "Measured on 5,000 held-out training images, not the test set" in text
-    assert cells(text, "mocov2: difference")[0][1:] == ["+0.00 ± 0.00", "+0.00 ± 0.00"]
-    assert cells(text, "MoCo v2")[0][1:] == ["83.8", "89.9", "92.94"]
-
-
-def test_other_groups_are_compared_with_their_first_run_and_nothing_is_dropped(written: tuple[Path, str]) -> None:
-    folder, text = written
-    section = text.partition("## choices")[2].partition("## Time")[0]
-    assert cells(section, "mocov2")[0][3] == "baseline"
-    (child,) = cells(section, "mocov2-interclr")
-    assert child[3:6] == ["-1.00 ± –", "-1.00 ± – (mocov2)", "0.610 ± –"]
-    assert child[6:10] == ["0.520 ± –", "–", "100 ± –", "continues mocov2 from epoch 25"]
-    assert "Positives right, negatives wrong" in section
-    assert cells(section, "fast-interclr")[0][3:5] == ["+2.50 ± –", "+0.50 ± – (fast)"]  # not with the slow one
-    assert cells(section, "fast")[0][3:5] == ["+2.00 ± –", ""]
-    assert cells(section, "unplanned")[0][2:4] == ["81.00 ± –", "–"]  # no common seed
-    assert "out of memory \\| really" in text.partition("## Runs that failed")[2]
-    for name in ("cifar10-main.png", "cifar10-choices.png"):
-        assert f"(images/{name})" in text
-        assert (folder / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_seeds_of_different_settings_are_not_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [record("mocov2", seed, 80.0, "choices") for seed in (0, 1)]
-    page_of(tmp_path, records)
-    records[1]["settings"]["optimiser"] = {"base_lr": 0.12}
-    with pytest.raises(AssertionError):
-        page_of(tmp_path, records)
-    assert "choices/mocov2: its seeds have different settings" in capsys.readouterr().err
-
-
-def test_plots_are_the_same_bytes_when_drawn_again(written: tuple[Path, str]) -> None:
-    folder, text = written
-    pictures = sorted((folder / "docs" / "images").glob("*.png"))
-    before = [path.read_bytes() for path in pictures]
-    assert page_of(folder, []) == text
-    assert [path.read_bytes() for path in pictures] == before
-
-
-def test_a_page_without_records_names_the_groups_that_wait(tmp_path: Path) -> None:
-    text = page_of(tmp_path, [])
-    assert "Groups of the plan without finished runs yet: main, choices.\n" in text
-    assert "##" not in text
-
-
-BRANCH = {"intra_weight": 0.75, "clusters": 700, "margin": -0.5, "sampler": {"name": "semi_hard", "negatives": 1024}}
-
-
-def studied(name: str, knn: list[float], inter: dict[str, Any] | None) -> list[dict[str, Any]]:
-    made = [record(name, seed, value, "study-mocov2") for seed, value in enumerate(knn)]
-    for each in made:
-        each["settings"]["inter"] = inter
-    return made
-
-
-def test_observations_are_judged_by_paired_differences(tmp_path: Path) -> None:
-    records = [
-        *studied("plain", [80.0, 80.2, 79.9], None),
-        *studied("interclr", [81.0, 81.2, 81.1], BRANCH),
-        *studied("labels-offline", [80.0, 80.3, 80.0], BRANCH | {"labels": {"name": "offline"}}),  # behind
-        *studied("negatives-random", [81.1, 81.1, 81.1], BRANCH | {"sampler": {"name": "random"}}),  # as good
-        *studied("negatives-hard", [81.1, 81.1, 81.1], BRANCH | {"sampler": {"name": "hard"}}),  # should be behind
-        *studied("margin-0", [82.0, 82.3, 82.0], BRANCH | {"margin": 0.0}),  # ahead, which the paper denies
-        *studied("margin-plus-0.3", [80.0], BRANCH | {"margin": 0.3}),
-        *studied("clusters-90", [80.5], BRANCH | {"clusters": 90}),
-        *studied("lambda-0.5", [80.6], BRANCH | {"intra_weight": 0.5}),
-        *studied("two-things", [80.5], BRANCH | {"clusters": 90, "margin": 0.0}),
-    ]
-    text = page_of(tmp_path, records)
-    told = {row[1]: row[2:] for row in (line for number in "123" for line in observed(text, number))}
-    assert told["interclr − labels-offline"] == ["3", "+1.00 ± 0.06", "–", "reproduced"]
-    assert told["interclr − negatives-random"] == ["3", "+0.00 ± 0.06", "–", "as good"]
-    assert told["interclr − negatives-hard"] == ["3", "+0.00 ± 0.06", "–", "no difference found"]
-    assert told["interclr − margin-0"] == ["3", "-1.00 ± 0.06", "–", "contradicted"]
-    assert told["margin-0 − margin-plus-0.3"] == ["1", "+2.00 ± –", "–", "one seed cannot tell"]
-    assert (tmp_path / "docs" / "images" / "cifar10-curves.png").exists()
-    study, results = importlib.import_module("cifar10_study"), importlib.import_module("cifar10_results")
-    (group,) = results.arranged(records, {})
-    assert study.curves(group) == {
-        "intra_weight": [(0.5, "lambda-0.5"), (0.75, "interclr"), (1.0, "plain")],
-        "clusters": [(90, "clusters-90"), (700, "interclr")],
-        "margin": [(-0.5, "interclr"), (0.0, "margin-0"), (0.3, "margin-plus-0.3")],
-    }
-
-
-def observed(text: str, number: str) -> list[list[str]]:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    return [row for row in rows if row[0].startswith(f"{number}: ")]
-
-
-@pytest.mark.skipif(not list((ROOT / "results" / "cifar10").glob("**/*.json")), reason="no records yet")
-def test_the_page_is_what_the_records_say() -> None:
-    assert page.main(["--check"]) == 0, "run benchmarks/cifar10_page.py"
-    for line in (ROOT / "docs" / "results.md").read_text().splitlines():
-        if line.startswith("!["):
-            assert (ROOT / "docs" / line.rpartition("(")[2].rstrip(")")).exists()

@@ -1,0 +1,23 @@
+"""What the tests of the CIFAR-10 scripts share: the scripts themselves, which are no package, and small plans."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+sys.path.append(str(ROOT / "benchmarks"))
+runner, page, study, results = (
+    importlib.import_module(name) for name in ("cifar10", "cifar10_page", "cifar10_study", "cifar10_results")
+)
+
+
+def plan_of(folder: Path, tree: Any) -> Path:
+    path = folder / "plan.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
