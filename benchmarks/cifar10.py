@@ -33,6 +33,7 @@ import yaml
 from cifar10_plan import PLAN, ROOT, Job, jobs_of, read_plan
 
 from interclr.config import load_settings
+from interclr.evaluate.session import Request, place_of
 from interclr.run import checkpoint
 from interclr.run.folder import Run, environment, write_text
 from interclr.types import UserError
@@ -143,7 +144,7 @@ class Runner:
     def _measure(self, job: Job) -> None:
         folder = self.folder(job)
         log = folder.with_name(f"{folder.name}.log")
-        done = evaluated(folder, job.held_out)
+        done = place_of(Request(str(folder), held_out=job.held_out))
         left = [each for each in job.evaluate if not (done / each.split()[0] / "result.json").exists()]
         for names, settings in calls_of(left):
             self._call(["evaluate", names, str(folder), *settings, *["--held-out"] * job.held_out], log, folder)
@@ -259,10 +260,6 @@ def checkpoint_at(folder: Path, step: int) -> Path:
     return folder / "checkpoint" / f"step-{step:010d}.pt"
 
 
-def evaluated(folder: Path, held_out: bool) -> Path:
-    return folder / "evaluate" / "held-out" if held_out else folder / "evaluate"
-
-
 def calls_of(protocols: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Protocols and their settings; those without any are measured by one process."""
     each = [(name, settings) for name, *settings in (protocol.split() for protocol in protocols)]
@@ -287,7 +284,7 @@ def figures_of(folder: Path, result: Record, metrics: list[Record], held_out: bo
     names = ["knn_k", "knn_temperature", "knn_pixels", "knn_before", *(name for name in last if name not in NOT_TERMS)]
     figures: Record = {name: result[name] for name in names if name in result}
     measured: Record = {}
-    for path in sorted(evaluated(folder, held_out).glob("*/result.json")):
+    for path in sorted(place_of(Request(str(folder), held_out=held_out)).glob("*/result.json")):
         found = json.loads(path.read_text())
         told = {key: found[key] for key in ("preset", "selected_on", "best_stage") if key in found}
         measured[path.parent.name] = {key: short(value) for key, value in found["figures"].items()} | told

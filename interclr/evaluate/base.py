@@ -23,7 +23,7 @@ from interclr.data.stream import in_order
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
 from interclr.models import Backbone
-from interclr.run.folder import command_line, environment
+from interclr.run.folder import command_line, environment, write_text
 from interclr.screen import Screen
 from interclr.types import Config, Images, UserError
 
@@ -164,10 +164,4 @@ def embed_source(subject: Subject, source: Source, context: Context, unreadable:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(json.dumps(value, indent=1) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    write_text(path, json.dumps(value, indent=1) + "\n")

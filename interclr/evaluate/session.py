@@ -107,8 +107,8 @@ def place_of(request: Request) -> Path:
     path = Path(request.subject)
     if path.is_dir():
         place = path / "evaluate"
-    elif checkpoint.PATTERN.fullmatch(path.name) and (path.parent.parent / "resolved.yaml").exists():
-        place = path.parent.parent / "evaluate" / path.stem
+    elif (folder := checkpoint.run_of(path)) is not None:
+        place = folder / "evaluate" / path.stem
     else:
         place = Path("evaluate") / _as_name(request.subject)
     if request.held_out:

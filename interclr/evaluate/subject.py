@@ -48,8 +48,7 @@ def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None =
         return Subject(_timm(spec.removeprefix("timm/")), spec, size, IMAGENET_MEAN, IMAGENET_STD)
     if path.is_dir():
         return _of_run(path, load(path), str(path))
-    if path.is_file() and checkpoint.PATTERN.fullmatch(path.name) and (path.parent.parent / "resolved.yaml").exists():
-        folder = path.parent.parent
+    if path.is_file() and (folder := checkpoint.run_of(path)) is not None:
         network = Run(folder).settings.model.build()
         try:
             state = checkpoint.load(path)["learner"]

@@ -59,6 +59,12 @@ def find(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*.pt") if PATTERN.fullmatch(path.name))
 
 
+def run_of(path: Path) -> Path | None:
+    """The run folder that a checkpoint lies in; None for any other file."""
+    folder = path.parent.parent
+    return folder if PATTERN.fullmatch(path.name) and (folder / "resolved.yaml").exists() else None
+
+
 def load(path: Path, device: torch.device | str = "cpu") -> State:
     """Tensors and plain values only: a checkpoint never runs code. Checksums are compared, which torch does not do."""
     with zipfile.ZipFile(path) as archive:

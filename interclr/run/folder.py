@@ -151,8 +151,8 @@ def save_backbone(path: Path, backbone: Backbone) -> None:
 
 def _could_not_write(path: Path, error: Exception) -> UserError:
     return UserError(
-        f"could not write {path}: {' '.join(str(error).split())}. Checkpoints are untouched; make room or permission, "
-        "then continue with --resume"
+        f"could not write {path}: {' '.join(str(error).split())}. Make room or permission and repeat the "
+        "command; a training continues with --resume"
     )
 
 
