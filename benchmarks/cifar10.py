@@ -112,7 +112,7 @@ class Runner:
         if found is not None and "error" not in found:  # trained again: the record stays as it was
             print(f"{job.key}: {error or 'trained again as far as needed'}", flush=True)
             return found
-        record = self._describe(job, error, time.monotonic() - began)
+        record = self._describe(job, error, time.monotonic() - began) | {"failed_before": failures_of(found)}
         place = self.out / job.group / f"{job.title}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, as_json(record))
@@ -249,6 +249,14 @@ class Runner:
         }
 
 
+def failures_of(record: Record | None) -> list[Record]:
+    """All that went wrong with a run so far: a try that succeeds does not wipe it out."""
+    if record is None:
+        return []
+    latest = [{key: record[key] for key in ("date", "commit", "error")}] if "error" in record else []
+    return [*record.get("failed_before", []), *latest]
+
+
 def step_of(folder: Path, epoch: int) -> int | None:
     """The step at the end of ``epoch`` of the run in ``folder``; None while it has not logged any."""
     path = folder / "metrics.jsonl"
@@ -313,7 +321,8 @@ def short(value: float) -> float:
 def as_json(record: Record) -> str:
     """Indented, but with one line for each epoch."""
     rows = ",\n".join(f"  {json.dumps(row)}" for row in record["epochs"])
-    whole = json.dumps(record | {"epochs": []}, indent=1, ensure_ascii=False)
+    last = {"epochs": []}
+    whole = json.dumps({key: record[key] for key in record if key not in last} | last, indent=1, ensure_ascii=False)
     return whole.removesuffix("[]\n}") + f"[\n{rows}\n ]\n}}\n"
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifar10 import RECORDS, Record
+from cifar10 import RECORDS, Record, failures_of
 from cifar10_plan import PLAN, ROOT, Group, read_plan
 from cifar10_results import (
     INTER,
@@ -66,9 +66,25 @@ def conditions(results: Results) -> list[str]:
         f"Seeds: {seeds}; ± is the standard deviation over them."
     ]
     for run, by_seed in results.runs.items():
-        if len({tuple(record["overrides"]) for record in by_seed.values()}) > 1:
-            lines.append(f"The seeds of {run} were run with different settings: their mean means little.")
+        others = differing([record["settings"] for record in by_seed.values()])
+        if others:
+            lines.append(
+                f"The seeds of {run} differ in {', '.join(others)}, none of which changes what is computed, but for "
+                "rounding."
+            )
     return [*lines, ""]
+
+
+def differing(trees: list[Record], prefix: str = "") -> list[str]:
+    """The settings that are not the same in all trees, but for the seed."""
+    found: list[str] = []
+    for key in dict.fromkeys(key for tree in trees for key in tree):
+        values = [tree.get(key) for tree in trees]
+        if all(isinstance(value, dict) for value in values):
+            found += differing(values, f"{prefix}{key}.")
+        elif any(value != values[0] for value in values) and key != "seed":
+            found.append(f"{prefix}{key}")
+    return found
 
 
 # Sections.
@@ -263,12 +279,19 @@ def commit_of(record: Record) -> str:
     return " ".join((name[:7], *changes))
 
 
-def failed_section(failed: list[Record]) -> list[str]:
-    table = (
-        (record["group"], record["name"], str(record["seed"]), record["date"][:10], one_line(record["error"], 300))
-        for record in failed
-    )
-    return ["## Runs that failed", "", *rows_of(("group", "run", "seed", "date", "error"), table)]
+def _since(record: Record) -> str:
+    return "" if "error" in record else "finished by a later try"
+
+
+def failed_section(records: list[Record]) -> list[str]:
+    table = [
+        (record["group"], record["name"], str(record["seed"]), *each, _since(record))
+        for record in records
+        for each in ((failure["date"][:10], one_line(failure["error"], 300)) for failure in failures_of(record))
+    ]
+    if not table:
+        return []
+    return ["## Runs that failed", "", *rows_of(("group", "run", "seed", "date", "error", "since"), table)]
 
 
 # Plots.
@@ -319,7 +342,7 @@ def read_records(folder: Path) -> list[Record]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("**/*.json"))]
 
 
-def page(groups: list[Results], failed: list[Record], plan: dict[str, Group]) -> str:
+def page(groups: list[Results], records: list[Record], plan: dict[str, Group]) -> str:
     lines = [
         "# Results on CIFAR-10",
         "",
@@ -336,8 +359,7 @@ def page(groups: list[Results], failed: list[Record], plan: dict[str, Group]) ->
         lines += (main_section if results.group == MAIN else group_section)(results)
     if groups:
         lines += cost_section(groups)
-    if failed:
-        lines += failed_section(failed)
+    lines += failed_section(records)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -354,7 +376,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    text = page(groups, [record for record in records if "error" in record], plan)
+    text = page(groups, records, plan)
     if given.check:
         return int(not given.page.exists() or given.page.read_text() != text)
     given.page.parent.mkdir(parents=True, exist_ok=True)

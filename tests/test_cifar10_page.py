@@ -157,6 +157,22 @@ def test_seeds_of_different_settings_are_not_averaged(tmp_path: Path, capsys: py
     assert "choices/mocov2: its seeds have different settings" in capsys.readouterr().err
 
 
+def test_settings_that_change_no_figure_are_named_where_seeds_differ_in_them(tmp_path: Path) -> None:
+    records = [record("mocov2", seed, 80.0, "choices") for seed in (0, 1)]
+    records[0]["settings"] |= {"seed": 0, "checkpoint": {"keep": 3, "every_epochs": 50}}
+    records[1]["settings"] |= {"seed": 1, "checkpoint": {"keep": 12, "every_epochs": 50}}
+    assert "The seeds of mocov2 differ in checkpoint.keep, none of which changes" in page_of(tmp_path, records)
+    records[1]["settings"]["checkpoint"] = records[0]["settings"]["checkpoint"]
+    assert "differ in" not in page_of(tmp_path, records)
+
+
+def test_a_failure_stays_listed_when_a_later_try_succeeds(tmp_path: Path) -> None:
+    finished = record("mocov2", 0, 80.0, "choices")
+    finished["failed_before"] = [{"date": "2026-01-02T03:04:05", "commit": "abc", "error": "no memory"}]
+    (row,) = cells(page_of(tmp_path, [finished]).partition("## Runs that failed")[2], "choices")
+    assert row[1:] == ["mocov2", "0", "2026-01-02", "no memory", "finished by a later try"]
+
+
 def test_plots_are_the_same_bytes_when_drawn_again(written: tuple[Path, str]) -> None:
     folder, text = written
     pictures = sorted((folder / "docs" / "images").glob("*.png"))

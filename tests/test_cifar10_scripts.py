@@ -267,6 +267,7 @@ def test_a_failed_run_is_kept_and_tried_again_but_finished_ones_are_not(ran: tup
     assert "parent-s0: finished before, with another command" in said
     assert "figures" in record_at(folder, "fails-s0")
     assert "error" not in record_at(folder, "fails-s0")
+    assert record_at(folder, "fails-s0")["failed_before"] == [{key: failed[key] for key in ("date", "commit", "error")}]
     assert record_at(folder, "parent-s0") == before
 
 
