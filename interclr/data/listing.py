@@ -78,8 +78,7 @@ def scan(root: Path) -> Listing:
                         other += not _is_folder(entry)
                     elif _is_folder(entry):
                         folders.append(name)
-                    # A dangling link counts as an image: it will be reported as unreadable, not silently left out.
-                    elif name.rpartition(".")[2].lower() in _extensions and (entry.is_symlink() or entry.is_file()):
+                    elif name.rpartition(".")[2].lower() in _extensions and _is_file(entry):
                         files.append(name)
                     else:
                         other += 1
@@ -101,6 +100,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link that leads round in a circle
         return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """A dangling link counts as well: it will be reported as unreadable, not silently left out. A pipe would hang."""
+    try:
+        return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
+    except OSError:
+        return entry.is_symlink()
 
 
 def natural(name: str) -> tuple[list[str | int], str]:

@@ -77,6 +77,15 @@ def test_links_are_followed_and_cycles_end(tmp_path: Path) -> None:
     assert list(list_images(root).images) == ["dangling.jpg", "a/1.jpg", "a/self.jpg", "linked/2.jpg"]
 
 
+def test_pipes_are_no_images_not_even_through_a_link(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "link.jpg").symlink_to(tmp_path / "pipe.jpg")
+    (tmp_path / "photo.jpg").touch()
+    found = list_images(tmp_path)
+    assert list(found.images) == ["photo.jpg"]
+    assert found.other == 2
+
+
 def test_cache_is_used_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "images"
     touch(root / "a" / "1.jpg", root / "b" / "2.jpg")
