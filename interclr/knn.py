@@ -9,6 +9,11 @@ from torch import Tensor
 CHUNK_ELEMENTS = 1 << 27  # similarities held at once: 512 MB in float32
 
 
+def auto_k(images: int) -> int:
+    """200, the usual; of less than 10,000 images a fiftieth."""
+    return max(1, min(200, images // 50))
+
+
 @torch.no_grad()
 def nearest_rows(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Cosines and bank rows of the ``k`` nearest to each query, nearest first: (Q, k) each.

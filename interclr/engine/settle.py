@@ -13,6 +13,7 @@ from typing import Any
 from interclr.config import Settings, settings_from
 from interclr.data.views import largest_side
 from interclr.engine.dataset import Facts
+from interclr.knn import auto_k
 from interclr.labels import auto_clusters
 from interclr.types import UserError
 
@@ -69,7 +70,7 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     choose("checkpoint.every_epochs", max(1, epochs // 20), f"{epochs} epochs")
     choose("inter.warmup_epochs", epochs // 2, f"half of {epochs} epochs")
     choose("monitor.every_epochs", max(1, epochs // 10), f"{epochs} epochs")
-    choose("monitor.k", max(1, min(200, n // 50)), f"{n:,} images")
+    choose("monitor.k", auto_k(n), f"{n:,} images")
     _check(tree, n)
     return settings_from(tree), chosen
 

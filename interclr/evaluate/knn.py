@@ -11,16 +11,19 @@ from torch import Tensor
 
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, check_labels, features_of
 from interclr.evaluate.plots import figure
-from interclr.knn import nearest_rows, votes_of
+from interclr.knn import auto_k, nearest_rows, votes_of
 
 CURVE = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # values of k in the plot, as far as there are images
 
 
 class KNN(Evaluation):
-    """Cosine k-NN with votes e^{s/T}. A ``k`` beyond the training images means all of them, and is reported as that."""
+    """Cosine k-NN with votes e^{s/T}. A ``k`` beyond the training images means all of them, and is reported as that.
+
+    ``auto`` is 200, the usual, and of less than 10,000 images a fiftieth: what training measures itself by.
+    """
 
     name: Literal["knn"] = "knn"
-    k: Annotated[int, Field(ge=1)] = 200
+    k: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     temperature: Annotated[float, Field(gt=0)] = 0.1
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
@@ -29,7 +32,7 @@ class KNN(Evaluation):
         assert data.train.labels is not None
         assert data.test.labels is not None
         labels, truth = data.train.labels.to(bank.device), data.test.labels.to(bank.device)
-        k = min(self.k, len(bank))
+        k = auto_k(len(bank)) if self.k == "auto" else min(self.k, len(bank))
         ks = sorted({k, *(value for value in CURVE if value <= min(max(2 * k, 200), len(bank)))})
         similarity, nearest = nearest_rows(bank, queries, ks[-1])
         curve: dict[int, dict[str, float]] = {}

@@ -50,6 +50,11 @@ class Request:
     seed: int = 0
     held_out: bool = False  # test on the images that the run held out, not on the test split
 
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run that is evaluated, or whose checkpoint is."""
+        return checkpoint.run_of(Path(self.subject))
+
 
 def evaluate(
     names: list[str],
@@ -104,11 +109,9 @@ def evaluate(
 
 def place_of(request: Request) -> Path:
     """Where results go: those of other subjects, or on other data, do not overwrite each other."""
-    path = Path(request.subject)
-    if path.is_dir():
-        place = path / "evaluate"
-    elif (folder := checkpoint.run_of(path)) is not None:
-        place = folder / "evaluate" / path.stem
+    path, folder = Path(request.subject), request.run
+    if folder is not None:
+        place = folder / "evaluate" if path == folder else folder / "evaluate" / path.stem
     else:
         place = Path("evaluate") / _as_name(request.subject)
     if request.held_out:
@@ -184,9 +187,7 @@ def _settings(protocol: type[Evaluation], overrides: list[str]) -> Evaluation:
 def _data_for(
     name: str, settings: Evaluation, request: Request, max_side: int, place: Path, screen: Screen
 ) -> tuple[LabelledData, Evaluation]:
-    spec, root = request.data, request.root
-    folder = Path(request.subject)
-    is_run = folder.is_dir()
+    spec, root, folder = request.data, request.root, request.run
     own = getattr(settings, "voc", None) or (getattr(settings, "data", None) if name == "detection" else None)
     if request.held_out and (own is not None or name == "detection"):
         raise UserError(f"{name} of boxes or a VOC devkit has splits of its own: measure it without --held-out")
@@ -194,7 +195,7 @@ def _data_for(
         nothing = ArraySource(torch.empty(0, 3, 1, 1, dtype=torch.uint8), name=str(own))
         return LabelledData(nothing, nothing, str(own)), settings
     if spec is None:
-        if not is_run:
+        if folder is None:
             raise UserError("name the labelled images with --data: these weights are not a run that knows its own")
         spec, root = Run(folder).settings.data.source, root or Run(folder).settings.data.root
     train = open_source(spec, "train", root, max_side)
@@ -203,12 +204,11 @@ def _data_for(
             raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
         return LabelledData(train, train, spec), settings.model_copy(update=_boxes_of(spec, train))
     held: Source | None = None
-    if is_run and request.data is None and (count := Run(folder).settings.data.hold_out):
+    if folder is not None and request.data is None and (count := Run(folder).settings.data.hold_out):
         kept, held = split_off(train, count)
         train = kept if name == "clusters" or request.held_out else train
     if name == "clusters":  # the test split is not looked at, so none is taken out
-        if is_run and request.data is None:
-            settings = _own_clusters(folder, settings, train, place)
+        settings = _own_clusters(Path(request.subject), settings, train, place) if folder is not None else settings
         return LabelledData(train, train, name=spec), settings
     if request.held_out and held is not None:
         return LabelledData(_labelled(train, screen), _labelled(held, screen), name=held.name), settings
@@ -216,9 +216,9 @@ def _data_for(
 
 
 def _check_held_out(request: Request) -> None:
-    folder = Path(request.subject)
-    if not folder.is_dir() or request.data is not None:
-        raise UserError("--held-out tests on images that a run held out: it needs a run folder, and no --data")
+    folder = request.run
+    if folder is None or request.data is not None:
+        raise UserError("--held-out tests on images that a run held out: it needs a run, and no --data")
     if not Run(folder).settings.data.hold_out:
         raise UserError(f"{folder} held no images out; train with data.hold_out=N to keep N from the training")
 
@@ -270,13 +270,12 @@ def _labelled(source: Source, screen: Screen) -> Source:
     return Subset(source, known.tolist())
 
 
-def _own_clusters(folder: Path, settings: Evaluation, train: Source, place: Path) -> Evaluation:
-    """The clusters of the run's own memory bank, where it has one for these very images."""
-    found = checkpoint.load_latest(folder / "checkpoint")
-    labels = None if found is None else found[0]["learner"].get("bank.labels")
-    same = found is not None and found[0]["data"] == train.fingerprint()
-    if labels is None or not same or bool((labels < 0).any()):
+def _own_clusters(subject: Path, settings: Evaluation, train: Source, place: Path) -> Evaluation:
+    """The clusters of the memory bank of a run or a checkpoint, where they have begun and are of these very images."""
+    found = checkpoint.load_latest(subject / "checkpoint") if subject.is_dir() else (checkpoint.load(subject),)
+    if found is None or not found[0]["clusters_started"] or found[0]["data"] != train.fingerprint():
         return settings
+    labels = found[0]["learner"]["bank.labels"]
     path = place / "assignments.safetensors"
     save_file({"labels": labels.cpu().contiguous()}, path)
     return settings.model_copy(update={"assignments": path})
@@ -298,8 +297,8 @@ def _table_of_all(
                 beside = [f"{value:.1f}" for value in paper] or [""] * len(PAPER_METHODS)
                 rows.append((name, figure, f"{figures[figure]:.2f}", *beside))
     screen.table(f"{subject.name} (columns after 'this run': the paper's own, ResNet-50 on ImageNet)", rows, header)
-    folder = Path(request.subject)
-    data = request.data or (Run(folder).settings.data.source if folder.is_dir() else "no data")
+    folder = request.run
+    data = request.data or (Run(folder).settings.data.source if folder is not None else "no data")
     data += ", held out" if request.held_out else ""
     lines = [f"# {subject.name} on {data}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]

@@ -19,7 +19,6 @@ from interclr.run.folder import Run, load
 from interclr.types import UserError
 
 IMAGENET_SIZE = 224
-BACKBONE_PREFIX = "intra.encoder.backbone."
 # Under which published checkpoints keep a backbone, in the order in which they are tried: MoCo's, mmselfsup's, …
 ENCODERS = (
     "",
@@ -46,22 +45,8 @@ def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None =
         return Subject(_torchvision(spec.removeprefix("torchvision/")), name, size, IMAGENET_MEAN, IMAGENET_STD)
     if spec.startswith("timm/"):
         return Subject(_timm(spec.removeprefix("timm/")), spec, size, IMAGENET_MEAN, IMAGENET_STD)
-    if path.is_dir():
-        return _of_run(path, load(path), str(path))
-    if path.is_file() and (folder := checkpoint.run_of(path)) is not None:
-        network = Run(folder).settings.model.build()
-        try:
-            state = checkpoint.load(path)["learner"]
-        except Exception as error:  # a file may be damaged in any way
-            raise UserError(f"{path} cannot be read: {checkpoint.reason(error)}") from None
-        network.load_state_dict(
-            {
-                key.removeprefix(BACKBONE_PREFIX): value
-                for key, value in state.items()
-                if key.startswith(BACKBONE_PREFIX)
-            }
-        )
-        return _of_run(folder, network.eval(), str(path))
+    if path.exists() and (folder := checkpoint.run_of(path)) is not None:
+        return _of_run(folder, load(path), str(path))
     if path.is_file():
         network = BackboneConfig(backbone=backbone).build()
         _load_names(network.network, _read_weights(path), spec)

@@ -60,7 +60,9 @@ def find(folder: Path) -> list[Path]:
 
 
 def run_of(path: Path) -> Path | None:
-    """The run folder that a checkpoint lies in; None for any other file."""
+    """The run folder that ``path`` is, or that this checkpoint lies in; None for any other file."""
+    if path.is_dir():
+        return path
     folder = path.parent.parent
     return folder if PATTERN.fullmatch(path.name) and (folder / "resolved.yaml").exists() else None
 
@@ -75,6 +77,12 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
     if not isinstance(state, dict) or not {"format", "step"} <= state.keys():
         raise ValueError("this is not a checkpoint of interclr")
     return state
+
+
+def backbone_of(state: State) -> State:
+    """The weights of the backbone in a checkpoint."""
+    prefix = "intra.encoder.backbone."
+    return {key.removeprefix(prefix): value for key, value in state["learner"].items() if key.startswith(prefix)}
 
 
 def reason(error: Exception) -> str:

@@ -63,13 +63,22 @@ class Run:
 
 
 def load(path: str | Path) -> Backbone:
-    """The pre-trained backbone of a run folder, in eval mode on the CPU; nothing in the files is executed."""
-    folder = Path(path)
-    if not (folder / "resolved.yaml").exists():
-        raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
+    """The pre-trained backbone of a run folder, or of one of its checkpoints, in eval mode on the CPU.
+
+    Nothing in the files is executed.
+    """
+    path = Path(path)
+    folder = checkpoint.run_of(path)
+    if folder is None or not (folder / "resolved.yaml").exists():
+        raise UserError(f"{path} is not a run folder: it has no resolved.yaml")
     backbone = Run(folder).settings.model.build()
     weights = folder / "backbone.safetensors"
-    if weights.exists():
+    if path != folder:
+        try:
+            state = checkpoint.backbone_of(checkpoint.load(path))
+        except Exception as error:  # a file may be damaged in any way
+            raise UserError(f"{path} cannot be read: {checkpoint.reason(error)}") from None
+    elif weights.exists():
         try:
             state = load_file(weights)
         except SafetensorError as error:
@@ -78,13 +87,12 @@ def load(path: str | Path) -> Backbone:
         found = checkpoint.load_latest(folder / "checkpoint")
         if found is None:
             raise UserError(f"{folder} has no checkpoint yet")
-        prefix = "intra.encoder.backbone."
-        state = {k.removeprefix(prefix): v for k, v in found[0]["learner"].items() if k.startswith(prefix)}
+        state = checkpoint.backbone_of(found[0])
     try:
         backbone.load_state_dict(state)
     except RuntimeError as error:
         text = " ".join(str(error).split())[:200]
-        raise UserError(f"the weights in {folder} are not those of the network in its resolved.yaml: {text}") from None
+        raise UserError(f"the weights in {path} are not those of the network in its resolved.yaml: {text}") from None
     data = Run(folder).settings.data
     backbone.mean, backbone.std = data.mean, data.std
     return backbone.eval()

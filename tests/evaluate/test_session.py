@@ -69,6 +69,25 @@ def test_the_clusters_are_the_runs_own(run: Path, tmp_path: Path) -> None:
     assert figures["clusters"] == 8
 
 
+def test_a_checkpoint_knows_the_data_and_the_clusters_of_its_run(run: Path, tmp_path: Path) -> None:
+    newest = sorted((run / "checkpoint").glob("step-*.pt"))[-1]
+    assert measure(["knn"], str(newest)) == measure(["knn"], str(run), out=tmp_path / "run")
+    assert (run / "evaluate" / newest.stem / "knn" / "result.json").exists()
+    for words in ({}, {"data": "synthetic:160"}):  # the same images by their name
+        figures = measure(["clusters"], str(newest), out=tmp_path / "own", **words)["clusters"]
+        assert figures["clusters"] == 8
+        (tmp_path / "own" / "clusters" / "assignments.safetensors").unlink()
+    measure(["clusters"], str(newest), "k=5", out=tmp_path / "other", data="synthetic:100")
+    assert not (tmp_path / "other" / "clusters" / "assignments.safetensors").exists()
+
+
+def test_clusters_that_have_not_begun_are_nobodys(tmp_path: Path) -> None:
+    late = [*TINY, "schedule.epochs=2", "inter.clusters=8", "inter.sampler.negatives=4", "inter.warmup_epochs=1"]
+    pretrain(load_settings("default", late), tmp_path / "run", screen=QUIET, stop_after=3)
+    measure(["clusters"], str(tmp_path / "run"), "k=5", out=tmp_path / "out")
+    assert not (tmp_path / "out" / "clusters" / "assignments.safetensors").exists()
+
+
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("held") / "run"
@@ -128,9 +147,9 @@ def test_the_clusters_of_a_run_with_held_out_images_are_its_own(held: Path, tmp_
 def test_held_out_needs_a_run_that_held_images_out(run: Path, held: Path) -> None:
     with pytest.raises(UserError, match=r"held no images out; train with data\.hold_out=N"):
         measure(["knn"], str(run), held_out=True)
-    with pytest.raises(UserError, match="needs a run folder, and no --data"):
+    with pytest.raises(UserError, match="needs a run, and no --data"):
         measure(["knn"], str(held), held_out=True, data="synthetic:100")
-    with pytest.raises(UserError, match="needs a run folder"):
+    with pytest.raises(UserError, match="needs a run, "):
         measure(["knn"], str(held / "backbone.safetensors"), held_out=True)
     with pytest.raises(UserError, match="splits of its own"):
         measure(["detection"], str(held), held_out=True)
