@@ -35,7 +35,8 @@ from cifar10_plan import PLAN, ROOT, Job, jobs_of, read_plan
 from interclr.config import load_settings
 from interclr.evaluate.session import Request, place_of
 from interclr.run import checkpoint
-from interclr.run.folder import Run, environment, write_text
+from interclr.run.files import write_text
+from interclr.run.folder import Run, environment
 from interclr.types import UserError
 
 RECORDS = ROOT / "results" / "cifar10"

@@ -231,8 +231,6 @@ def embed(
     """Write the features of every image; NaN where unreadable. Beside it (.names.txt), in the same order, the names of
     the images as JSON strings, one a line."""
     import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     from interclr.data.builtin import open_source
     from interclr.data.reading import Unreadable
@@ -240,7 +238,7 @@ def embed(
     from interclr.engine.build import choose_device
     from interclr.evaluate.base import Context, embed_source
     from interclr.evaluate.subject import open_subject
-    from interclr.run.folder import as_readable_as_others
+    from interclr.run.files import save_tensors, write_text
     from interclr.screen import Screen
 
     if out.suffix != ".safetensors":
@@ -260,14 +258,9 @@ def embed(
     tensors = {"features": features}
     if source.labels is not None:
         tensors["labels"] = source.labels.contiguous()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, out)
-        as_readable_as_others(out)
-        names = "\n".join(json.dumps(source.name_of(row)) for row in range(len(source)))
-        out.with_suffix(".names.txt").write_text(names + "\n")
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write {out}: {error}") from error
+    save_tensors(out, tensors)
+    names = "\n".join(json.dumps(source.name_of(row)) for row in range(len(source)))
+    write_text(out.with_suffix(".names.txt"), names + "\n")
     console.print(f"{len(source):,} x {features.shape[1]} features in {out}", markup=False)
 
 
@@ -309,7 +302,7 @@ def bench(
     """Measure speed and memory: device events, warm-up, repeats, spread; ratios within one run."""
     from interclr.bench.suite import BENCHES, Options, lines_of, run_benches
     from interclr.engine.build import choose_device
-    from interclr.run.folder import write_text
+    from interclr.run.files import write_text
     from interclr.screen import Screen
 
     chosen = choose_device(device)

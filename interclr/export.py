@@ -6,13 +6,10 @@ none. Numbers are copied bit for bit. A stem for small images is exported as it 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import io
-import os
 import pickle
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,6 +22,7 @@ from torch import Tensor, nn
 
 from interclr.models import Backbone
 from interclr.models.backbones import NarrowResNet
+from interclr.run.files import replacing, write_bytes
 from interclr.types import UserError
 
 Format = Literal["torchvision", "timm", "safetensors", "onnx", "detectron2"]
@@ -65,7 +63,7 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
         return Exported(path, len(state), note)
     if format == "detectron2":
         _require_resnet(state, format)
-        _write(path, detectron2_pickle(state))
+        write_bytes(path, detectron2_pickle(state))
         note = (
             "in Detectron2 set MODEL.WEIGHTS to this file, INPUT.FORMAT to RGB, MODEL.PIXEL_MEAN and PIXEL_STD to the "
             "training's mean and std times 255, and MODEL.RESNETS.STRIDE_IN_1X1 to False"
@@ -77,11 +75,12 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
         _require_resnet(state, format)
     note = " ".join(filter(None, ("load with strict=False: there is no classifier.", stem)))
     if path.suffix == ".safetensors":
-        _write(path, to_safetensors(state, {"format": "pt", "features": str(backbone.features), "note": note}))
+        about = {"format": "pt", "features": str(backbone.features), "note": note} | backbone.description()
+        write_bytes(path, to_safetensors(state, about))
     else:
         stream = io.BytesIO()
         torch.save(state, stream)
-        _write(path, stream.getvalue())
+        write_bytes(path, stream.getvalue())
     return Exported(path, len(state), note)
 
 
@@ -157,21 +156,18 @@ def _onnx(backbone: Backbone, path: Path, image_size: int) -> str:
     images = torch.zeros(2, 3, image_size, image_size, device=device)
     backbone.eval()
     try:
-
-        def write(temporary: Path) -> None:
-            torch.onnx.export(
-                backbone,
-                (images,),
-                str(temporary),
-                input_names=["images"],
-                output_names=["features"],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                external_data=False,
-                dynamo=True,
-                verbose=False,
-            )
-
-        _replacing(path, write)
+        program = torch.onnx.export(
+            backbone,
+            (images,),
+            input_names=["images"],
+            output_names=["features"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        with replacing(path) as temporary:
+            program.save(str(temporary), external_data=False)
     finally:
         backbone.train(training)
     return f"input 'images' (batch, 3, {image_size}, {image_size}), normalised as in training; output 'features'"
@@ -199,21 +195,3 @@ def _is_of(network: nn.Module, library: str) -> bool:
 
 def _is_torchvision(network: nn.Module) -> bool:
     return any(base.__module__.split(".")[0] == "torchvision" for base in type(network).__mro__)
-
-
-def _write(path: Path, data: bytes) -> None:
-    _replacing(path, lambda temporary: temporary.write_bytes(data))
-
-
-def _replacing(path: Path, write: Callable[[Path], object]) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

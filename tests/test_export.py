@@ -163,7 +163,7 @@ def test_bad_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"end in \.pkl"):
         export(mine, tmp_path / "weights.pth", "detectron2")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="could not write"):
         export(mine, tmp_path / "file" / "weights", "torchvision")
 
 

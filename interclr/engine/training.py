@@ -25,7 +25,15 @@ from interclr.engine.step import CLUSTER_STREAM, Plan, TrainStep
 from interclr.engine.waiting import DataWait
 from interclr.learner import Learner
 from interclr.run import checkpoint
-from interclr.run.folder import Run, command_line, environment, forget_result, save_backbone, write_text
+from interclr.run.files import write_text
+from interclr.run.folder import (
+    Run,
+    command_line,
+    environment,
+    forget_result,
+    know_images,
+    save_backbone,
+)
 from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
@@ -415,6 +423,7 @@ class Training:
         )
         if not dist.is_main():
             return
+        know_images(self.learner.intra.encoder.backbone, self.settings)
         save_backbone(self.folder / "backbone.safetensors", self.learner.intra.encoder.backbone)
         result = {
             "finished": True,

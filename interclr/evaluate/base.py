@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from interclr.data.reading import Unreadable
@@ -23,7 +22,8 @@ from interclr.data.stream import in_order
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
 from interclr.models import Backbone
-from interclr.run.folder import command_line, environment, write_text
+from interclr.run.files import save_tensors, write_text
+from interclr.run.folder import command_line, environment
 from interclr.screen import Screen
 from interclr.types import Config, Images, UserError
 
@@ -131,14 +131,8 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     met = Unreadable()
     features = embed_source(subject, source, context, met)
     refuse_broken(met)
-    temporary = cached.with_suffix(f".{os.getpid()}.tmp")
-    with suppress(SafetensorError, OSError):  # no room or permission: then they are not kept
-        try:
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"features": features.cpu().contiguous()}, temporary)
-            os.replace(temporary, cached)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with suppress(UserError):  # no room or permission: then they are not kept
+        save_tensors(cached, {"features": features})
     return features
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
@@ -19,6 +19,7 @@ from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, f
 from interclr.evaluate.plots import figure
 from interclr.health import agreement
 from interclr.labels import kmeans
+from interclr.run.files import save_tensors
 from interclr.types import UserError
 
 LARGEST = 12  # clusters whose composition is drawn
@@ -82,9 +83,7 @@ class Clusters(Evaluation):
         row = tuple(f"{value:.0f}" if title == "clusters" else f"{value:.3f}" for title, value in shown.items())
         context.screen.table(f"{whose}: {subject.name} on {data.name}", [row], tuple(shown))
         self._draw(clusters, labels, data, whose, context)
-        save_file(
-            {"labels": clusters.contiguous(), "classes": labels.contiguous()}, context.out / "predictions.safetensors"
-        )
+        save_tensors(context.out / "predictions.safetensors", {"labels": clusters, "classes": labels})
         self.write_result(
             subject,
             data.name,

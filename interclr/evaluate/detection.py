@@ -11,8 +11,6 @@ import functools
 import hashlib
 import json
 import math
-import os
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +31,7 @@ from interclr.evaluate.detection_pictures import draw_curves, draw_detections
 from interclr.evaluate.faster_rcnn import build, parameter_groups
 from interclr.evaluate.voc_boxes import BoxedImage, BoxedSet, find_splits, read_boxes
 from interclr.optim import Decay, Rate, Unit, set_learning_rate
+from interclr.run.files import load_state, save_state
 from interclr.types import UserError
 
 Positive = Annotated[int, Field(ge=1)]
@@ -331,18 +330,8 @@ def _floats(pixels: Tensor, context: Context) -> Tensor:
 def _save(
     file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, plan: str, done: int, losses: list[float]
 ) -> None:
-    """Whole or not at all."""
-    temporary = file.with_name(f".{file.name}.tmp")
     state = {"plan": plan, "done": done, "losses": losses}
-    try:
-        with open(temporary, "wb") as stream:
-            torch.save({**state, "model": model.state_dict(), "optimiser": optimiser.state_dict()}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"could not write the checkpoint {file}: {' '.join(str(error).split())}") from error
+    save_state(file, {**state, "model": model.state_dict(), "optimiser": optimiser.state_dict()})
 
 
 def _resume(
@@ -352,11 +341,7 @@ def _resume(
     if not file.exists():
         return 0, []
     try:
-        with zipfile.ZipFile(file) as archive:  # torch does not compare checksums
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise ValueError(f"{damaged} in it is damaged")
-        state = torch.load(file, map_location=context.device, weights_only=True)  # never runs code
+        state = load_state(file, context.device)
         same = state["plan"] == plan
     except Exception as error:  # a damaged file fails in many ways
         context.screen.warn(f"{file} cannot be read ({' '.join(str(error).split())[:120]}): training starts again")

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor
 
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, check_labels, features_of
 from interclr.evaluate.plots import figure
 from interclr.knn import auto_k, nearest_rows, votes_of
+from interclr.run.files import save_tensors
 
 CURVE = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # values of k in the plot, as far as there are images
 
@@ -61,9 +61,7 @@ class KNN(Evaluation):
             "votes": scores / scores.sum(1, keepdim=True),
             "nearest": nearest[:, :10],  # rows of the training set, nearest first
         }
-        save_file(
-            {name: tensor.cpu().contiguous() for name, tensor in kept.items()}, context.out / "predictions.safetensors"
-        )
+        save_tensors(context.out / "predictions.safetensors", kept)
 
     def _show(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from interclr.data.canvas import Canvas
@@ -30,6 +29,7 @@ from interclr.evaluate.heads import Heads, Measured, best_rate
 from interclr.evaluate.plots import figure
 from interclr.evaluate.stages import Stages
 from interclr.optim import cosine
+from interclr.run.files import save_tensors
 from interclr.types import Images, UserError
 
 Count = Annotated[int, Field(ge=1)]
@@ -163,11 +163,11 @@ class Linear(Evaluation):
         self._table(figures_of, best, preset, selected_on, subject, data, context)
         _draw(context.out / "linear", figures_of, best, curves, data)
         part = list(stages.parts.values())[position]
-        _save(
+        save_tensors(
             context.out / "predictions.safetensors",
             {"ranked": test.ranked[:, position, choice[position]], "label": test.label},
         )
-        _save(
+        save_tensors(
             context.out / "head.safetensors",
             {
                 "weight": heads.weight[part].T,
@@ -345,7 +345,7 @@ class _Probe:
                 if position == per_epoch - 1:
                     progress(epoch + 1, plan.epochs)
                     if self.cache is None and (epoch + 1) % self.settings.save_epochs == 0:
-                        _save(
+                        save_tensors(
                             path,
                             {**heads.state(), "curves": curves[: epoch + 1]},
                             {"key": key, "epoch": str(epoch + 1)},
@@ -399,13 +399,6 @@ def memory_left(device: torch.device) -> float:
 def _resident(source: Source) -> Canvas | Source:
     """Images that lie in memory already need no workers."""
     return read_all(source)[0] if isinstance(source, ArraySource) else source
-
-
-def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
-    os.replace(temporary, path)
 
 
 def _load_state(path: Path, key: str, device: torch.device) -> tuple[int, dict[str, Tensor]] | None:

@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from interclr.run.files import replacing
+
 STYLE: dict[Any, Any] = {
     "font.size": 11,
     "axes.titlesize": 12,
@@ -40,5 +42,7 @@ def figure(
         drawn = Figure(figsize=(width * columns, height * rows), layout="constrained")
         FigureCanvasAgg(drawn)
         yield list(drawn.subplots(rows, columns, squeeze=False).flat)
-        drawn.savefig(path.with_suffix(".png"), dpi=150)
-        drawn.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        with replacing(path.with_suffix(".png")) as temporary:
+            drawn.savefig(temporary, format="png", dpi=150)
+        with replacing(path.with_suffix(".svg")) as temporary:
+            drawn.savefig(temporary, format="svg", metadata={"Date": None})

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
-import pickle
 import shutil
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from interclr.data.canvas import Canvas
@@ -30,9 +26,11 @@ from interclr.data.view_parameters import View
 from interclr.data.views import Views, centre_crop
 from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels, refuse_broken
 from interclr.evaluate.draws import balanced_draw, smallest_class
+from interclr.evaluate.knn import accuracies
 from interclr.evaluate.plots import figure
 from interclr.features import embed_all
 from interclr.models import Backbone
+from interclr.run.files import load_state, save_state, save_tensors
 from interclr.types import Images, UserError
 
 FEW = 0.01  # the paper's stronger weight decay goes with subsets up to this share
@@ -95,13 +93,13 @@ class SemiSupervised(Evaluation):
             tuned = _FineTuning(self, subject, data, part, context)
             losses = tuned.train()
             logits = tuned.predict(data.test)
-            for name, value in _accuracies(logits, data.test.labels).items():
+            for name, value in accuracies(logits, data.test.labels).items():
                 figures[f"{name}@{part.name}"] = value
             kept |= {f"rows_{part.name}": torch.tensor(part.rows), f"prediction_{part.name}": logits.argmax(1)}
             kept[f"logits_{part.name}"] = logits
             images = {"images": len(part.rows), "batch": tuned.order.batch, "head_lr": tuned.head_lr}
             details.append({"part": part.name, **images, "weight_decay": part.decay, "loss_by_epoch": losses})
-        save_file(kept, context.out / "predictions.safetensors")
+        save_tensors(context.out / "predictions.safetensors", kept)
         self._show(figures, details, f"{subject.name} on {data.name}", context)
         self.write_result(
             subject,
@@ -320,21 +318,15 @@ class _FineTuning:
             "optimiser": self.optimiser.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.checkpoint.with_suffix(".tmp")
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.checkpoint)
+        save_state(self.checkpoint, state)
 
     def _resume(self) -> list[float]:
         """Losses of the epochs already done."""
         try:
-            state = torch.load(self.checkpoint, map_location=self.context.device, weights_only=True)
+            state = load_state(self.checkpoint, self.context.device)
         except FileNotFoundError:
             return []
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile):
+        except Exception:  # a damaged file fails in many ways
             self.context.screen.warn(f"{self.checkpoint} cannot be read: fine-tuning starts afresh")
             return []
         if state["key"] != self.key:
@@ -373,9 +365,3 @@ def rows_of_list(path: Path, source: Source, some_left_out: bool = False) -> lis
     if not wanted:
         raise UserError(f"the list {path} names no images")
     return sorted({row for row in rows if row is not None})
-
-
-def _accuracies(logits: Tensor, truth: Tensor) -> dict[str, float]:
-    hits = logits.topk(min(5, logits.shape[1])).indices == truth[:, None]
-    shares = torch.stack((hits[:, 0].double().mean(), hits.any(1).double().mean())).tolist()
-    return {"top1": 100 * shares[0], "top5": 100 * shares[1]}

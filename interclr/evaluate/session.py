@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from interclr.config import explain, parse_override
 from interclr.data.builtin import open_source
@@ -26,6 +26,7 @@ from interclr.evaluate.base import BATCH, BrokenImages, Context, Evaluation, Lab
 from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
 from interclr.evaluate.subject import open_subject
 from interclr.run import checkpoint
+from interclr.run.files import save_tensors
 from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -277,7 +278,7 @@ def _own_clusters(subject: Path, settings: Evaluation, train: Source, place: Pat
         return settings
     labels = found[0]["learner"]["bank.labels"]
     path = place / "assignments.safetensors"
-    save_file({"labels": labels.cpu().contiguous()}, path)
+    save_tensors(path, {"labels": labels})
     return settings.model_copy(update={"assignments": path})
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 import torchvision
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from interclr.config import IMAGENET_MEAN, IMAGENET_STD
 from interclr.evaluate.base import Subject
-from interclr.models import Backbone, BackboneConfig
+from interclr.models import Backbone, BackboneConfig, described
 from interclr.run import checkpoint
-from interclr.run.folder import Run, load
+from interclr.run.folder import load
 from interclr.types import UserError
 
 IMAGENET_SIZE = 224
@@ -36,30 +36,38 @@ PREFIXES = tuple(f"{outer}{encoder}" for outer in ("", "module.", "model.") for 
 def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None = None) -> Subject:
     """``spec``: a run folder, a checkpoint of one, ``torchvision/NAME[@WEIGHTS]``, ``timm/NAME`` or a weights file.
 
-    ``backbone`` names the architecture of a weights file; ``image_size`` is for weights that are not a run's.
+    ``backbone`` names the architecture of a weights file that does not tell it (those written here do); ``image_size``
+    is for weights that are not a run's. Size and normalisation are otherwise what the weights were trained with, as far
+    as a run, a library or the file knows, and ImageNet's where nobody does.
     """
-    path = Path(spec)
-    size = image_size or IMAGENET_SIZE
+    path, name = Path(spec), spec
     if spec.startswith("torchvision/"):
         name = spec if "@" in spec else f"{spec} (random weights)"
-        return Subject(_torchvision(spec.removeprefix("torchvision/")), name, size, IMAGENET_MEAN, IMAGENET_STD)
-    if spec.startswith("timm/"):
-        return Subject(_timm(spec.removeprefix("timm/")), spec, size, IMAGENET_MEAN, IMAGENET_STD)
-    if path.exists() and (folder := checkpoint.run_of(path)) is not None:
-        return _of_run(folder, load(path), str(path))
-    if path.is_file():
-        network = BackboneConfig(backbone=backbone).build()
+        network = _torchvision(spec.removeprefix("torchvision/"))
+    elif spec.startswith("timm/"):
+        network = _timm(spec.removeprefix("timm/"))
+    elif path.exists() and checkpoint.run_of(path) is not None:
+        network, image_size = load(path), None
+    elif path.is_file():
+        network = _described(path) or BackboneConfig(backbone=backbone).build()
         _load_names(network.network, _read_weights(path), spec)
-        return Subject(network.eval(), spec, size, IMAGENET_MEAN, IMAGENET_STD)
-    raise UserError(
-        f"there is no run or weights file {spec!r}: give a run folder, torchvision/resnet50@IMAGENET1K_V2, timm/NAME "
-        "or a .safetensors or .pth file"
-    )
+    else:
+        raise UserError(
+            f"there is no run or weights file {spec!r}: give a run folder, torchvision/resnet50@IMAGENET1K_V2, "
+            "timm/NAME or a .safetensors or .pth file"
+        )
+    size = image_size or network.image_size or IMAGENET_SIZE
+    network.eval().check_takes(size)
+    return Subject(network, name, size, network.mean or IMAGENET_MEAN, network.std or IMAGENET_STD)
 
 
-def _of_run(folder: Path, network: Backbone, name: str) -> Subject:
-    data = Run(folder).settings.data
-    return Subject(network, name, int(data.image_size), data.mean, data.std)
+def _described(path: Path) -> Backbone | None:
+    """The network that a file of weights says it is of."""
+    try:
+        with safe_open(path, "pt") as file:
+            return described(file.metadata() or {})
+    except (SafetensorError, OSError):  # of another kind, or damaged: _read_weights will tell
+        return None
 
 
 def _torchvision(spec: str) -> Backbone:
@@ -79,7 +87,13 @@ def _torchvision(spec: str) -> Backbone:
         except (OSError, RuntimeError) as error:
             raise UserError(f"torchvision's weights {spec} are not here and cannot be fetched: {error}") from error
         _load_names(network.network, state, spec)
-    return network.eval()
+        prepare = found.transforms()
+        network.image_size = prepare.crop_size[0]
+        network.mean, network.std = tuple(prepare.mean), tuple(prepare.std)
+        inner: Any = network.network
+        if hasattr(inner, "transform_input"):
+            inner.transform_input = True  # as torchvision does with these weights
+    return network
 
 
 def _timm(name: str) -> Backbone:
@@ -92,7 +106,11 @@ def _timm(name: str) -> Backbone:
     except Exception as error:  # timm raises whatever its hub client raises
         raise UserError(f"timm/{name} cannot be made or fetched: {error}") from error
     features: Any = network.num_features
-    return Backbone(network, int(features)).eval()
+    backbone = Backbone(network, int(features))
+    prepare: Any = timm.data.resolve_model_data_config(network)  # type: ignore[attr-defined,no-untyped-call]
+    backbone.image_size = prepare["input_size"][-1]
+    backbone.mean, backbone.std = tuple(prepare["mean"]), tuple(prepare["std"])
+    return backbone
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

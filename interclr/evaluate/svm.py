@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from safetensors.torch import save_file
 
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of
 from interclr.evaluate.multilabel import MultiLabelSet, targets_of
 from interclr.evaluate.plots import figure
+from interclr.run.files import save_tensors
 from interclr.svm import COSTS, PRIMAL_FROM, Machine, Reals, Signs, average_precision, best_cost, in_parallel, unit_rows
 
 Cost = Annotated[float, Field(gt=0)]
@@ -151,7 +151,7 @@ def measure(test: MultiLabelSet, scores: Reals) -> tuple[dict[str, float], dict[
 
 
 def keep(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    save_file({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}, path)
+    save_tensors(path, {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
 def _known(value: float) -> float | None:

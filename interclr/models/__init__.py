@@ -1,6 +1,6 @@
 """Backbones, heads, momentum copies and split BatchNorm."""
 
-from interclr.models.backbones import Backbone, BackboneConfig
+from interclr.models.backbones import Backbone, BackboneConfig, described
 from interclr.models.fused_resnet import fuse
 from interclr.models.heads import Encoded, Encoder, mlp
 from interclr.models.join import in_one_piece, joined
@@ -13,6 +13,7 @@ __all__ = [
     "Encoded",
     "Encoder",
     "SplitBatchNorm",
+    "described",
     "fuse",
     "in_one_piece",
     "joined",

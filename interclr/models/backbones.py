@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
+import torch
 import torchvision
-from pydantic import Field
+from pydantic import Field, ValidationError
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -20,6 +22,7 @@ NARROW: dict[str, list[int]] = {
     "resnet34": [3, 4, 6, 3],
 }
 OURS = ("resnet8", "resnet10")
+WITH_SECOND_CLASSIFIERS = ("googlenet", "inception_v3")  # for training, which they would return beside the features
 FULL_WIDTH = 64
 
 
@@ -62,13 +65,17 @@ class BackboneConfig(Config):
             network, features = _timm(self.backbone.removeprefix("timm/"))
         else:
             network, features = _torchvision(self)
-        return Backbone(network, features)
+        backbone = Backbone(network, features)
+        backbone.config = self
+        return backbone
 
 
 class Backbone(nn.Module):
     """A network that maps images (B, 3, S, S) to ``features`` numbers each."""
 
-    mean: tuple[float, float, float] | None = None  # of the images it was trained on, where that is known
+    config: BackboneConfig | None = None  # what it was built by, and the images it was trained on, where known
+    image_size: int | None = None
+    mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
 
     def __init__(self, network: nn.Module, features: int) -> None:
@@ -79,6 +86,40 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         output: Tensor = self.network(images)
         return output
+
+    def check_takes(self, side: int) -> None:
+        """An error where it cannot read images of ``side`` pixels: a vision transformer has one size."""
+        if isinstance(self.network, ResNet):
+            return
+        training = self.training
+        try:
+            with torch.no_grad():
+                self.eval()(torch.zeros(1, 3, side, side, device=next(self.parameters()).device))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            name = "this backbone" if self.config is None else self.config.backbone
+            text = " ".join(str(error).split())[:200]
+            raise UserError(f"{name} does not take images of {side}×{side} pixels: {text}") from None
+        finally:
+            self.train(training)
+
+    def description(self) -> dict[str, str]:
+        """What a file of its weights should tell of it, as safetensors keeps it: ``described`` reads that."""
+        if self.config is None:
+            return {}
+        about = {key: getattr(self, key) for key in ("image_size", "mean", "std")}
+        return {"interclr": json.dumps({"model": self.config.model_dump(mode="json"), **about})}
+
+
+def described(metadata: dict[str, str]) -> Backbone | None:
+    """A backbone without its weights, as ``Backbone.description`` has it; None where there is none."""
+    try:
+        about = json.loads(metadata["interclr"])
+        backbone = BackboneConfig(**{key: about["model"][key] for key in BackboneConfig.model_fields}).build()
+        backbone.image_size = about["image_size"]
+        backbone.mean, backbone.std = (None if about[key] is None else tuple(about[key]) for key in ("mean", "std"))
+    except (KeyError, TypeError, ValueError, ValidationError):
+        return None
+    return backbone
 
 
 def _torchvision(config: BackboneConfig) -> tuple[nn.Module, int]:
@@ -108,6 +149,8 @@ def _named(name: str, norm: Any) -> Any:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise UserError(f"model.backbone={name!r} is unknown: use {', '.join(OURS)}, a torchvision model or timm/NAME")
+    if name in WITH_SECOND_CLASSIFIERS:
+        return torchvision.models.get_model(name, weights=None, aux_logits=False, init_weights=True)
     if name.startswith(("resnet", "resnext", "wide_resnet")):
         return torchvision.models.get_model(name, weights=None, norm_layer=norm)
     return torchvision.models.get_model(name, weights=None)

@@ -10,7 +10,7 @@ import torch
 
 from interclr.report.collect import collect
 from interclr.report.page import render
-from interclr.run.folder import write_text
+from interclr.run.files import write_text
 from interclr.screen import Screen
 from interclr.types import UserError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from interclr.run.files import load_state, save_state
 from interclr.types import UserError
 
 State = dict[str, Any]
@@ -20,25 +20,12 @@ PATTERN = re.compile(r"step-(\d{10})\.pt")
 def save(folder: Path, step: int, state: State, keep: int) -> Path:
     """Write atomically: a crash at any moment leaves the earlier checkpoints as they were."""
     target = folder / f"step-{step:010d}.pt"
-    temporary = folder / f".{target.name}.{os.getpid()}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
         for left_over in folder.glob(".step-*.tmp"):  # of a process that was killed while it wrote
             left_over.unlink(missing_ok=True)
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+    save_state(target, state, "earlier checkpoints are untouched; make room or permission, then continue with --resume")
+    with contextlib.suppress(OSError):  # not every file system lets a folder be synced
         _sync_folder(folder)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise UserError(
-            f"could not write the checkpoint {target}: {' '.join(str(error).split())}. Earlier checkpoints are "
-            "untouched; make room or permission, then continue with --resume"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
     # Later ones are what was passed over when resuming: damaged, and not to be kept in place of this one.
     for old in [path for path in find(folder) if path.name <= target.name][:-keep]:
         with contextlib.suppress(OSError):
@@ -68,12 +55,8 @@ def run_of(path: Path) -> Path | None:
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> State:
-    """Tensors and plain values only: a checkpoint never runs code. Checksums are compared, which torch does not do."""
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"{damaged} in it is damaged")
-    state: State = torch.load(path, map_location=device, weights_only=True)
+    """Tensors and plain values only: a checkpoint never runs code."""
+    state = load_state(path, device)
     if not isinstance(state, dict) or not {"format", "step"} <= state.keys():
         raise ValueError("this is not a checkpoint of interclr")
     return state

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torchvision
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from interclr.config import Settings, load_settings
@@ -26,6 +26,7 @@ from interclr.data.views import centre_crop
 from interclr.features import embed_all
 from interclr.models import Backbone
 from interclr.run import checkpoint
+from interclr.run.files import save_tensors, write_text
 from interclr.types import Images, UserError
 
 LOCK_ATTEMPTS, LOCK_PAUSE = 21, 0.5  # seconds between them
@@ -93,24 +94,32 @@ def load(path: str | Path) -> Backbone:
     except RuntimeError as error:
         text = " ".join(str(error).split())[:200]
         raise UserError(f"the weights in {path} are not those of the network in its resolved.yaml: {text}") from None
-    data = Run(folder).settings.data
-    backbone.mean, backbone.std = data.mean, data.std
+    know_images(backbone, Run(folder).settings)
     return backbone.eval()
+
+
+def know_images(backbone: Backbone, settings: Settings) -> None:
+    """Let it carry along how its images are to be prepared."""
+    data = settings.data
+    backbone.mean, backbone.std = data.mean, data.std
+    backbone.image_size = None if data.image_size == "auto" else data.image_size
 
 
 @torch.no_grad()
 def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings: Settings | None = None) -> Tensor:
-    """Features (N, F) of uint8 images (N, 3, H, W), centre-cropped to ``size`` (their own shorter side by default).
+    """Features (N, F) of uint8 images (N, 3, H, W), their middle scaled to ``size``.
 
-    Normalised as the run was that the backbone was loaded from, or as ``settings`` say; otherwise as for ImageNet.
+    Size and normalisation are by default those of the run that the backbone was loaded from, or what ``settings`` say;
+    otherwise the images' own shorter side, normalised as for ImageNet.
     """
     data = (settings or Settings()).data
     mean, std = data.mean, data.std
+    known = None if settings is None or data.image_size == "auto" else data.image_size
     if settings is None and isinstance(backbone, Backbone):
-        mean, std = backbone.mean or mean, backbone.std or std
+        mean, std, known = backbone.mean or mean, backbone.std or std, backbone.image_size
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not len(images):
         raise UserError(f"embed takes uint8 images (N, 3, H, W), not {tuple(images.shape)} of {images.dtype}")
-    side = size or min(images.shape[2:])
+    side = size or known or min(images.shape[2:])
     batches = (Images(torch.arange(len(part)), part) for part in images.split(256))
     return embed_all(backbone, batches, lambda batch: centre_crop(batch, side, mean, std))
 
@@ -122,46 +131,8 @@ def command_line() -> str:
     return shlex.join(["interclr", *sys.argv[1:]] if own else sys.argv)
 
 
-def as_readable_as_others(path: Path) -> None:
-    """safetensors makes files for the owner alone; others are as the user's mask has them."""
-    mask = os.umask(0)
-    os.umask(mask)
-    with suppress(OSError):  # some network file systems know no modes
-        path.chmod(0o666 & ~mask)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _could_not_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def save_backbone(path: Path, backbone: Backbone) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        save_file({k: v.detach().cpu().contiguous() for k, v in backbone.state_dict().items()}, temporary)
-        as_readable_as_others(temporary)
-        os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        raise _could_not_write(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _could_not_write(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"could not write {path}: {' '.join(str(error).split())}. Make room or permission and repeat the "
-        "command; a training continues with --resume"
-    )
+    save_tensors(path, backbone.state_dict(), backbone.description())
 
 
 def prepare_folder(folder: Path, resume: bool) -> None:

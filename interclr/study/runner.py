@@ -21,7 +21,8 @@ import torch
 from interclr.config import dump
 from interclr.engine import pretrain
 from interclr.engine.dataset import open_training_source
-from interclr.run.folder import Run, write_text
+from interclr.run.files import write_text
+from interclr.run.folder import Run
 from interclr.screen import Screen, TrainingBar
 from interclr.study.figures import draw
 from interclr.study.plan import Cell, default_recipe, plan

@@ -15,7 +15,8 @@ from typing import Any
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 from interclr.evaluate.base import write_json
-from interclr.run.folder import Run, write_text
+from interclr.run.files import write_text
+from interclr.run.folder import Run
 from interclr.study.plan import Cell
 from interclr.study.schema import Study
 from interclr.study.worker import ERROR, PROCESS, state_of

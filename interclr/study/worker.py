@@ -14,7 +14,8 @@ import torch
 from interclr.config import Settings, load_settings
 from interclr.engine import pretrain
 from interclr.run import checkpoint
-from interclr.run.folder import Run, write_text
+from interclr.run.files import write_text
+from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
 

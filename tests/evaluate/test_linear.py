@@ -18,6 +18,7 @@ from interclr.evaluate.heads import Heads, Measured, best_rate
 from interclr.evaluate.linear import PRESETS, Linear, held_out
 from interclr.evaluate.stages import Stages, grid_of
 from interclr.models import Backbone, BackboneConfig
+from interclr.run.files import save_tensors
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -218,7 +219,7 @@ def test_a_stopped_run_with_augmentation_goes_on_where_it_was(tmp_path: Path, mo
 def test_another_setting_does_not_go_on_from_a_foreign_state(tmp_path: Path) -> None:
     state = {"weight": torch.zeros(1)}
     (tmp_path / "x").mkdir()
-    protocol._save(tmp_path / "x" / "state-final.safetensors", state, {"key": "another", "epoch": "3"})
+    save_tensors(tmp_path / "x" / "state-final.safetensors", state, {"key": "another", "epoch": "3"})
     settings = Linear(epochs=2, dims=100, augment=True, learning_rates=(0.03,))
     first = settings.run(subject(), data(), context(tmp_path / "x"))
     assert first == settings.run(subject(), data(), context(tmp_path / "y"))

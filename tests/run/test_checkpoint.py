@@ -116,7 +116,7 @@ def test_what_a_killed_process_left_is_not_a_checkpoint_and_goes(tmp_path: Path)
 def test_the_folder_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "checkpoint"):
-        with pytest.raises(UserError, match="could not write the checkpoint"):
+        with pytest.raises(UserError, match=r"could not write .*step-.*\.pt: .*earlier checkpoints are untouched"):
             checkpoint.save(folder, 1, state(1), keep=1)
 
 
