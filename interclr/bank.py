@@ -169,7 +169,12 @@ class MemoryBank(nn.Module):
 
     @torch.no_grad()
     def assign(self, labels: Tensor) -> None:
-        """Replace every label (N,)."""
+        """Replace every label (N,). Waits for the host."""
+        if labels.shape != self.labels.shape:
+            raise UserError(f"the bank holds ({self.size},) labels, not {tuple(labels.shape)}")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= self.clusters:
+            raise UserError(f"labels are 0 to {self.clusters - 1}, not {low} to {high}: nothing was changed")
         self.labels.copy_(labels)
         self.rebuild()
 
@@ -261,6 +266,8 @@ def row_slices(rows: int, chunk: int = ROWS) -> list[slice]:
 
 
 def check_clusters(clusters: int, size: int) -> None:
+    if clusters < 0:
+        raise UserError(f"k={clusters} clusters asked for: use two or more, or 0 for a bank of features only")
     if clusters > size:
         raise UserError(f"k={clusters} clusters asked of N={size} images: use clusters: auto or at most N")
 

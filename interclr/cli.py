@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from datetime import datetime
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, get_args
@@ -51,7 +50,7 @@ def pretrain(
     from interclr import dist
     from interclr.config import load_settings, quoted
     from interclr.engine import pretrain as train
-    from interclr.run.folder import restore_settings
+    from interclr.run.folder import new_folder, restore_settings
 
     recipe, overrides = recipe_and_overrides(words)
     overrides = ([] if data is None else [f"data.source={quoted(data)}"]) + overrides
@@ -66,11 +65,10 @@ def pretrain(
             recipe = str(out / "resolved.yaml")
         elif recipe is None and data is None:
             raise UserError(f"--resume: {out} holds no run yet (no resolved.yaml); start it again without --resume")
-    if out is None and dist.launched():
-        raise UserError("several processes need one run folder: add --out DIR")
     name = recipe or ("default" if data is None else "folder")
-    folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    run = train(load_settings(name, overrides), folder, resume=resume)
+    if name == "folder" and not any(override.startswith("data.source=") for override in overrides):
+        raise UserError("the recipe folder is for your own images: name them with --data")
+    run = train(load_settings(name, overrides), out or new_folder(name), resume=resume)
     main_process = dist.is_main()
     dist.stop()  # else its threads may be running when the process ends, which then aborts
     if page and run.finished and main_process:
@@ -114,8 +112,10 @@ def evaluate(
     root: Annotated[Path | None, typer.Option(help="Where built-in sets lie.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     backbone: Annotated[str, typer.Option(help="Architecture of a weights file.")] = "resnet50",
-    image_size: Annotated[int | None, typer.Option(help="Side of the input, for weights that are not a run's.")] = None,
-    seed: Annotated[int, typer.Option(help="Of draws and heads.")] = 0,
+    image_size: Annotated[
+        int | None, typer.Option(min=8, help="Side of the input, for weights that are not a run's.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of draws and heads.")] = 0,
     held_out: Annotated[
         bool,
         typer.Option("--held-out", help="Test on what the run kept from its training (data.hold_out): for choices."),
@@ -189,7 +189,7 @@ def plot(
     runs: Annotated[list[Path], typer.Argument(help="One or more run folders; negatives takes one.")],
     out: Annotated[Path, typer.Option(help="File; .png and .svg are both written.")],
     data: Annotated[str | None, typer.Option(help="Other images than the run's own (tsne, retrieval).")] = None,
-    seed: Annotated[int, typer.Option(help="Of the images that are shown.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the images that are shown.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
     """Draw the paper's figures of one or more runs, for papers."""
@@ -226,7 +226,9 @@ def embed(
     root: Annotated[Path | None, typer.Option(help="Where built-in sets lie.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     backbone: Annotated[str, typer.Option(help="Architecture of a weights file.")] = "resnet50",
-    image_size: Annotated[int | None, typer.Option(help="Side of the input, for weights that are not a run's.")] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=8, help="Side of the input, for weights that are not a run's.")
+    ] = None,
 ) -> None:
     """Write the features of every image; NaN where unreadable. Beside it (.names.txt), in the same order, the names of
     the images as JSON strings, one a line."""
@@ -327,9 +329,10 @@ def recipes() -> None:
 
     for name in recipe_names():
         settings = load_settings(name)
+        where = "your images (--data)" if name == "folder" else settings.data.source
         branch = "" if settings.inter is None else f", λ={settings.inter.intra_weight}, k={settings.inter.clusters}"
         console.print(
-            f"{name:28} {settings.method.name} on {settings.data.source}, {settings.model.backbone}, "
+            f"{name:28} {settings.method.name} on {where}, {settings.model.backbone}, "
             f"{settings.schedule.epochs} epochs{branch}",
             markup=False,
         )

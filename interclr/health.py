@@ -12,6 +12,7 @@ from interclr.bank import MemoryBank
 from interclr.samplers import Sampler
 
 SAMPLE = 2048  # rows used for the quadratic figures
+QUANTILE_LIMIT = 2**24  # clusters that torch's quantile takes; of more, the middle one or its neighbour is told
 ANCHORS = 512  # images for which negatives are drawn to look at them
 
 
@@ -44,7 +45,7 @@ def cluster_health(bank: MemoryBank, labels: Tensor | None) -> dict[str, float]:
     entropy = -(share * share.clamp_min(1e-12).log()).sum().item() / max(math.log(len(counts)), 1e-12)
     figures = {
         "cluster_min": counts.min().item(),
-        "cluster_median": counts.median().item(),
+        "cluster_median": counts.quantile(0.5).item() if len(counts) < QUANTILE_LIMIT else counts.median().item(),
         "cluster_max": counts.max().item(),
         "cluster_entropy": entropy,
     }
@@ -58,7 +59,8 @@ def cluster_health(bank: MemoryBank, labels: Tensor | None) -> dict[str, float]:
 def pair_health(bank: MemoryBank, sampler: Sampler | None, labels: Tensor | None) -> dict[str, float]:
     """How often a pair is what it is taken for, where true labels exist (never used for training).
 
-    ``positives_right``: the share of positives of the anchor's class, expected over all draws. ``negatives_wrong``: the
+    ``positives_right``: the share of positives of the anchor's class, expected over all draws, for images that have
+    others in their cluster (one that is alone is its own positive, which says nothing). ``negatives_wrong``: the
     share of negatives of its class, in one draw for some images as the bank has them; by chance it would be the share
     of the class. The draw has random numbers of its own: a run is the same whether it is looked at or not.
     """
@@ -66,7 +68,8 @@ def pair_health(bank: MemoryBank, sampler: Sampler | None, labels: Tensor | None
         return {}
     labels = labels.to(bank.labels.device)
     known = (labels >= 0).nonzero().flatten()
-    figures = {"positives_right": _same_class(bank.labels[known], labels[known])}
+    right = _same_class(bank.labels[known], labels[known])
+    figures = {} if right is None else {"positives_right": right}
     if sampler is not None:
         anchors = known[torch.linspace(0, len(known) - 1, min(ANCHORS, len(known))).long().to(known.device)]
         wrong = false_negatives(bank, sampler, labels, anchors, torch.Generator().manual_seed(0))
@@ -84,12 +87,13 @@ def false_negatives(
     return (wrong.sum() / counted.sum()).item() if bool(counted.any()) else None
 
 
-def _same_class(clusters: Tensor, labels: Tensor) -> float:
-    """The chance that another image of an image's cluster has its label; one that is alone is its own positive."""
+def _same_class(clusters: Tensor, labels: Tensor) -> float | None:
+    """The chance that another image of an image's cluster has its label; None where all are alone."""
     table = _contingency(clusters.cpu(), labels.cpu())
     sizes = table.sum(1, keepdim=True)
-    others = torch.where(sizes > 1, (table - 1) / (sizes - 1).clamp_min(1), 1.0)
-    return ((table * others).sum() / table.sum()).item()
+    table = table[sizes[:, 0] > 1]
+    sizes = sizes[sizes > 1][:, None]
+    return ((table * (table - 1) / (sizes - 1)).sum() / table.sum()).item() if len(table) else None
 
 
 def _contingency(clusters: Tensor, labels: Tensor) -> Tensor:
@@ -118,6 +122,11 @@ def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:
         said.append(
             f"the embedding has collapsed to an effective rank of {rank:.1f} of {possible}: try a lower "
             "optimiser.base_lr, a longer schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"
+        )
+    if figures.get("cluster_median", 2.0) < 2:
+        said.append(
+            "most clusters hold a single image, which is then its own positive, so the inter branch relates hardly any "
+            "two images: try fewer inter.clusters"
         )
     largest = figures.get("cluster_max")
     if largest is not None and largest > 0.5 * size and figures.get("cluster_entropy", 0.0) < 0.9:  # of two, one does

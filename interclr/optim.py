@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from interclr.types import Config
@@ -72,6 +72,12 @@ class SGDConfig(Config):
     momentum: Unit = 0.9
     weight_decay: Decay = 1e-4
     nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=true needs a momentum above 0")
+        return self
 
     def build(self, module: nn.Module, lr: float) -> torch.optim.Optimizer:
         # The methods that use SGD decay every parameter, as MoCo and NPID do.

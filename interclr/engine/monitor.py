@@ -31,8 +31,9 @@ class Monitor:
     def __init__(self, settings: Settings, data: TrainingData, device: torch.device, screen: Screen) -> None:
         self.settings, self.data, self.device, self.screen = settings, data, device, screen
         assert isinstance(settings.monitor.k, int)
-        self.k, self.temperature = settings.monitor.k, settings.monitor.temperature
         self.rows = self._spread(data.bank_rows) if data.bank_rows is not None else None
+        self.k = settings.monitor.k if self.rows is None else min(settings.monitor.k, len(self.rows))
+        self.temperature = settings.monitor.temperature
 
     def _spread(self, rows: Tensor) -> Tensor:
         """At most ``limit`` rows, spread evenly over the set."""
@@ -125,8 +126,10 @@ def _inter_projection(output: object) -> Tensor:
 def describe(figures: dict[str, float]) -> str:
     """The figures people look at, in one line."""
     parts = {
+        "loss": "loss {:.3f}",
         "knn": "k-NN {:.1f} %",
         "rank_me": "rank {:.1f}",
+        "alignment": "alignment {:.2f}",
         "uniformity": "uniformity {:.2f}",
         "purity": "purity {:.2f}",
         "nmi": "NMI {:.2f}",
@@ -136,6 +139,7 @@ def describe(figures: dict[str, float]) -> str:
         "cluster_median": "/{:.0f}",
         "cluster_max": "/{:.0f}",
         "cluster_entropy": "entropy {:.2f}",
+        "labels_changed": "relabelled {:.0%}",
     }
     text = "  ".join(form.format(figures[name]) for name, form in parts.items() if name in figures)
     return text.replace("  /", "/")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from interclr import dist
-from interclr.config import Settings
+from interclr.config import Settings, load_settings
 from interclr.data.builtin import BUILT_IN, data_root
 from interclr.data.canvas import Canvas
 from interclr.data.stream_plan import default_workers
@@ -18,23 +18,28 @@ from interclr.engine.dataset import Facts, TrainingData, median_side, open_train
 from interclr.engine.mode import engine_mode
 from interclr.engine.settle import settle
 from interclr.engine.training import Training
-from interclr.run.folder import Run, prepare_folder, sole_writer
+from interclr.run.folder import Run, new_folder, prepare_folder, sole_writer
 from interclr.screen import Screen
 
 
 def pretrain(
-    settings: Settings,
-    out: str | Path,
+    settings: Settings | str,
+    out: str | Path | None = None,
     *,
     resume: bool = False,
     screen: Screen | None = None,
     stop_after: int | None = None,
 ) -> Run:
-    """Train by ``settings`` into folder ``out``. ``stop_after`` ends early, resumable, after so many steps."""
+    """Train by ``settings``, or a recipe by its name, into folder ``out``: by default a new one in ``runs``.
+
+    ``stop_after`` ends early, resumable, after so many steps.
+    """
+    name = settings if isinstance(settings, str) else settings.method.name
+    settings = load_settings(settings) if isinstance(settings, str) else settings
+    folder = new_folder(name) if out is None else Path(out)
     device = choose_device(settings.engine.device)
     dist.start(device)
     screen = screen or Screen()
-    folder = Path(out)
     prepare_folder(folder, resume)
     with sole_writer(folder) if dist.is_main() else nullcontext():
         prepare_folder(folder, resume)  # another run may have ended there while this one waited
@@ -81,5 +86,8 @@ def _introduce(
 ) -> None:
     branch = "" if settings.inter is None or settings.inter.intra_weight == 1 else " with InterCLR"
     screen.say(f"{settings.method.name}{branch} on {name}: {facts.images:,} images, device {device}")
+    shown = {"batch": settings.data.batch, "queue": getattr(settings.method, "queue", None)}
+    said = ", ".join(f"{what} {value}" for what, value in shown.items() if value is not None)
+    screen.say(f"{settings.schedule.epochs} epochs, {said}")
     if chosen:
         screen.table("chosen for this data and machine", chosen, ("setting", "value", "because"))

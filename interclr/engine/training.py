@@ -38,6 +38,7 @@ from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
 FORMAT = 1  # of the checkpoint
+FEWEST_RECORDS = 10  # of the losses, so that a short run has curves as well
 LOOK_SECONDS = 5.0  # between two looks of the ranks whether one of them is to stop
 PREPARING = {
     "compile": "compiling encoders and views: a minute or two",
@@ -89,6 +90,11 @@ class Training:
             screen.warn(
                 f"data.batch: {batch} is not a multiple of method.key_splits={splits}, which makes steps slower"
             )
+        if settings.schedule.warmup_epochs >= self.plan.epochs:
+            screen.warn(
+                f"schedule.warmup_epochs: a warm-up of {settings.schedule.warmup_epochs:g} epochs does not end in "
+                f"{self.plan.epochs}, so the learning rate never reaches what was asked for"
+            )
         self.learner: Learner = build_learner(settings, self.images).to(device)
         if engine.channels_last:
             self.learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -110,7 +116,8 @@ class Training:
         self.step = 0
         self.clusters_started = False
         self.seconds = 0.0  # spent training in earlier sittings
-        self.measured: dict[str, float] = {}  # k-NN before training, of pixels, and the latest figures
+        self.measured: dict[str, float] = {}  # k-NN before training, and of pixels
+        self.logged: Record = {}  # the latest interval's
         self.met_before: dict[str, str] = {}  # unreadable images of earlier sittings
         self.commands: list[str] = []  # of earlier sittings, and this one
         self.resumed = resume and self._restore()
@@ -255,7 +262,8 @@ class Training:
 
     def _train(self, last: int, bar: TrainingBar) -> None:
         self.learner.train()
-        log_every, per_epoch = self.settings.engine.log_every, self.plan.steps_per_epoch
+        per_epoch, total = self.plan.steps_per_epoch, self.plan.total
+        log_every = min(self.settings.engine.log_every, max(1, total // FEWEST_RECORDS))
         self._start_clusters_if_due()
         batches = iter(self.loader.iterate(self.step, last))
         mark, since, wait = time.monotonic(), self.step, DataWait(self.device)
@@ -280,7 +288,7 @@ class Training:
                 self.compile_seconds = time.monotonic() - began
                 self.screen.say(f"compiled in {self.compile_seconds:.0f} s")
             bar.advance(self.step)
-            if self.step % log_every == 0:
+            if self.step % log_every == 0 or self.step == total:
                 now = time.monotonic()
                 record = {
                     "step": self.step,
@@ -332,6 +340,8 @@ class Training:
     def _log(self, record: Record) -> None:
         for logger in self.loggers:
             logger.log(record)
+        if "loss" in record:
+            self.logged = record
         if not math.isfinite(record.get("loss", 0.0)):
             self._diverged(record["step"])
 
@@ -411,7 +421,7 @@ class Training:
         for record in self.averages.finished():
             self._log(record)
         self._log({"step": self.step, "epoch": epoch + 1.0, "event": "monitor"} | figures)
-        self.screen.say(f"epoch {epoch + 1}/{self.plan.epochs}: " + describe(figures))
+        self.screen.say(f"epoch {epoch + 1}/{self.plan.epochs}: " + describe(self.logged | figures))
         return figures
 
     def _finish(self) -> None:

@@ -17,8 +17,8 @@ PROTOCOLS: dict[str, type[Evaluation]] = {
     "svm": SVM,
     "low-shot": LowShot,
     "semi-supervised": SemiSupervised,
-    "detection": Detection,
     "clusters": Clusters,
+    "detection": Detection,  # last of all: it takes by far the longest
 }
 
 __all__ = ["PROTOCOLS", "Evaluation", "Request", "evaluate", "open_subject"]

@@ -85,7 +85,7 @@ class Linear(Evaluation):
     name: Literal["linear"] = "linear"
     preset: Literal["auto", "imagenet", "places205", "cifar", "small"] = "auto"
     epochs: Count | None = None
-    batch: Count | None = None
+    batch: Annotated[int, Field(ge=2)] | None = None
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1)] | None = None
     weight_decay: Annotated[float, Field(ge=0)] | None = None
     dims: Count | None = None  # of every stage, about

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from interclr.data.canvas import Canvas
@@ -81,6 +81,12 @@ class SemiSupervised(Evaluation):
     weight_decay: Decay | None = None  # None: 5e-4 up to one per cent of the images, 1e-4 above
     view: View = View(crop_scale=(0.08, 1.0), flip=0.5)
     workers: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=true needs a momentum above 0")
+        return self
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         check_labels(data)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from interclr.config import explain, parse_override
 from interclr.data.builtin import open_source
+from interclr.data.folder import splits_of_folder
 from interclr.data.hold_out import split_off
 from interclr.data.packed import is_packed
 from interclr.data.reading import Unreadable
@@ -26,7 +27,7 @@ from interclr.evaluate.base import BATCH, BrokenImages, Context, Evaluation, Lab
 from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
 from interclr.evaluate.subject import open_subject
 from interclr.run import checkpoint
-from interclr.run.files import save_tensors
+from interclr.run.files import save_tensors, write_text
 from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -34,7 +35,9 @@ from interclr.types import UserError
 TEST_SHARE = 0.2  # of a labelled set without a test split
 SPLIT_SEED = 20_260_102
 CPU = torch.device("cpu")
-Broken = dict[str, Unreadable]  # by split, where they were looked for
+OWN_COLUMNS = 3  # protocol, figure, value; then come the paper's
+WIDE = 130  # columns of a terminal that has room for the paper's figures
+Broken = dict[str, Unreadable]  # by the fingerprint of the images, where they were looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,9 @@ def evaluate(
     results: dict[str, dict[str, float]] = {}
     passed_over: dict[str, str] = {}
     broken: Broken = {}
+    unknown = next((name for name in names if name not in protocols), None)
+    if unknown is not None:
+        raise UserError(f"no protocol {unknown!r}; there are: {', '.join(protocols)}")
     for name in names:
         settings = _settings(protocols[name], overrides)
         place = out / name
@@ -87,6 +93,8 @@ def evaluate(
         context = Context(place, request.device, screen, request.seed, autocast)
         started = time.monotonic()
         try:
+            if whole and name == "detection" and request.device.type == "cpu":
+                raise UserError("takes weeks on a CPU and is left out; ask for it by its name to run it all the same")
             data, settings = _data_for(name, settings, request, largest_side(subject.image_size), place, screen)
             results[name] = _run(settings, subject, data, context, broken)
         except UserError as error:
@@ -101,10 +109,16 @@ def evaluate(
         seconds = round(time.monotonic() - started, 2)
         screen.say(f"{name}: {seconds:.1f} s; results in {place}")
         _predictions_as_json(place)
+        if whole:
+            _table_of_all(results, passed_over, subject, request, out)
     if passed_over and not whole:
         raise UserError("; ".join(f"{name}: {reason}" for name, reason in passed_over.items()))
     if whole:
-        _table_of_all(results, passed_over, subject, request, out, screen)
+        rows, header = _table_of_all(results, passed_over, subject, request, out)
+        shown = len(header) if screen.console.width >= WIDE else OWN_COLUMNS
+        beside = " (columns after 'this run': the paper's own, ResNet-50 on ImageNet)" if shown > OWN_COLUMNS else ""
+        screen.table(f"{subject.name}{beside}", [row[:shown] for row in rows], header[:shown])
+        screen.say(f"this table beside the paper's is in {out / 'all.md'}")
     return results
 
 
@@ -132,15 +146,19 @@ def _run(
     looking beforehand would take as long as many a protocol."""
     while True:
         left = data if getattr(protocol, "assignments", None) is not None else _without(data, broken)
-        out = sum(len(whole) - len(_splits(left)[split]) for split, whole in _splits(data).items())
+        out = 0
+        for split, whole in _splits(data).items():
+            out += len(whole) - len(_splits(left)[split])
+            if len(whole) and not len(_splits(left)[split]):
+                raise UserError(f"none of the {len(whole)} images of {whole.name} can be read: nothing to measure")
         try:
             sizes = (len(left.train), len(left.test))
             return protocol.run(subject, left, replace(context, left_out=out, sizes=sizes))
         except BrokenImages:
-            unknown = [split for split in _splits(data) if split not in broken]
+            unknown = {key: source for source in _splits(data).values() if (key := source.fingerprint()) not in broken}
             if not unknown or data.train.labels is None:  # images that the protocol opens itself
                 raise
-            broken |= {split: _find_broken(_splits(data)[split], context.screen) for split in unknown}
+            broken |= {key: _find_broken(source, context.screen) for key, source in unknown.items()}
 
 
 def _splits(data: LabelledData) -> dict[str, Source]:
@@ -160,7 +178,8 @@ def _find_broken(source: Source, screen: Screen) -> Unreadable:
 
 def _without(data: LabelledData, broken: Broken) -> LabelledData:
     def kept(split: str) -> Source:
-        source, met = _splits(data)[split], broken.get(split)
+        source = _splits(data)[split]
+        met = broken.get(source.fingerprint()) if broken else None
         return source if met is None or not met.reasons else Subset(source, met.readable_rows(source))
 
     train = kept("train")
@@ -239,7 +258,7 @@ def _split(spec: str, train: Source, root: Path | None, max_side: int, screen: S
         try:
             return _labelled(train, screen), _labelled(open_source(spec, "test", root, max_side), screen)
         except UserError:
-            if not Path(spec).is_dir():
+            if not Path(spec).is_dir() or splits_of_folder(Path(spec)):  # there is one, and it is of no use
                 raise
     if train.labels is None:
         return train, train  # check_labels says what is missing
@@ -288,16 +307,15 @@ def _table_of_all(
     subject: Subject,
     request: Request,
     out: Path,
-    screen: Screen,
-) -> None:
+) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """Its rows and header, written to ``all.md`` and ``all.json`` with what was passed over."""
     header = ("protocol", "figure", "this run", *PAPER_METHODS)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, figures in results.items():
         for figure, paper in HEADLINES.get(name, dict.fromkeys(figures, ())).items():
             if figure in figures:
                 beside = [f"{value:.1f}" for value in paper] or [""] * len(PAPER_METHODS)
                 rows.append((name, figure, f"{figures[figure]:.2f}", *beside))
-    screen.table(f"{subject.name} (columns after 'this run': the paper's own, ResNet-50 on ImageNet)", rows, header)
     folder = request.run
     data = request.data or (Run(folder).settings.data.source if folder is not None else "no data")
     data += ", held out" if request.held_out else ""
@@ -308,5 +326,6 @@ def _table_of_all(
         "Columns after 'this run' are the paper's own results (ResNet-50, ImageNet, 200 epochs; SVM and detection are",
         "measured on VOC), for orientation: on other data they mean nothing.",
     ]
-    (out / "all.md").write_text("\n".join(lines) + "\n")
+    write_text(out / "all.md", "\n".join(lines) + "\n")
     write_json(out / "all.json", {"subject": subject.name, "data": data, "figures": results, "not run": passed_over})
+    return rows, header

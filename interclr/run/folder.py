@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from interclr import dist
 from interclr.config import Settings, load_settings
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
@@ -133,6 +135,13 @@ def command_line() -> str:
 
 def save_backbone(path: Path, backbone: Backbone) -> None:
     save_tensors(path, backbone.state_dict(), backbone.description())
+
+
+def new_folder(name: str) -> Path:
+    """Where a run goes that was not told: ``runs/NAME-TIME``."""
+    if dist.launched():
+        raise UserError("several processes need one run folder: add --out DIR")
+    return Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def prepare_folder(folder: Path, resume: bool) -> None:
