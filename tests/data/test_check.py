@@ -96,6 +96,18 @@ def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path) -> None:
     assert json.loads(report.to_json())["other_files"] == {".heic": 2, "without extension": 1}
 
 
+def test_a_webp_that_is_cut_off_is_told_from_junk(tmp_path: Path) -> None:
+    noise(0).save(tmp_path / "whole.webp")
+    content = (tmp_path / "whole.webp").read_bytes()
+    (tmp_path / "half.webp").write_bytes(content[: len(content) // 2])
+    (tmp_path / "junk.webp").write_bytes(content[:16] + bytes(len(content) - 16))
+    (tmp_path / "text.webp").write_text("<html>not found</html>")
+    report = check(tmp_path)
+    assert names(report, "truncated") == ["half.webp"]
+    assert names(report, "unreadable") == ["junk.webp", "text.webp"]
+    assert report.unreadable == 3
+
+
 def test_deep_colour_is_found_though_pillow_hides_it(tmp_path: Path) -> None:
     import struct
     import zlib
