@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from interclr.data.listing import EXTENSIONS, list_images
+from interclr.data.listing import EXTENSIONS, Listing, list_images
 from interclr.data.names import Names
 from interclr.data.source import FileSource
 from interclr.types import UserError
@@ -24,21 +24,21 @@ def open_folder(folder: Path, split: str = "train", max_side: int | None = None,
     another split has it beside others.
     """
     images = split_folder(folder, split)
-    names = names_below(images)
+    names = images_below(images).images
     # All splits share one numbering, even where a class is missing from one of them.
     siblings = [folder / sibling for sibling in splits_of_folder(folder).values()] if images != folder else []
     labels, classes = labels_by_folder(names, siblings)
     return FileSource(images, names, labels, name=name or str(images), classes=classes, max_side=max_side)
 
 
-def names_below(folder: Path) -> Names:
+def images_below(folder: Path) -> Listing:
     listing = list_images(folder)
     if not listing.images:
         looked_for = ", ".join(EXTENSIONS)
         raise UserError(
             f"no images in {folder}: looked for the extensions {looked_for}; {listing.other} other files were seen"
         )
-    return listing.images
+    return listing
 
 
 def splits_of_folder(folder: Path) -> dict[str, str]:
