@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,7 @@ from PIL import Image
 
 from interclr.data.builtin import BUILT_IN, open_source
 from interclr.data.decode import has_alpha, open_image, orientation, render, to_tensor, unreadable_as
-from interclr.data.folder import names_below
-from interclr.data.listing import EXTENSIONS
+from interclr.data.folder import images_below
 from interclr.data.packed_store import is_packed
 from interclr.data.parallel import Progress, ordered_map
 from interclr.data.source import FileSource, Source, UnreadableImage
@@ -89,9 +87,13 @@ def check(
     if not isinstance(source, Source):
         path = Path(source)
         # Of a folder everything is looked at, all its splits together.
-        whole = path.is_dir() and not is_packed(path) and str(source) not in BUILT_IN
-        other = _other_files(path) if whole else {}
-        source = FileSource(path, names_below(path)) if whole else open_source(source)
+        if path.is_dir() and not is_packed(path) and str(source) not in BUILT_IN:
+            listing = images_below(path)
+            # Somebody may expect their .heic to be seen.
+            other = {f".{kind}" if kind else "without extension": many for kind, many in listing.kinds.items()}
+            source = FileSource(path, listing.images)
+        else:
+            source = open_source(source)
     count = len(source)
     findings: dict[str, list[tuple[str, str]]] = {}
     file_digests = np.zeros((count, 16), dtype=np.uint8)
@@ -114,19 +116,6 @@ def check(
         return [[source.name_of(index) for index in group] for group in groups]
 
     return CheckReport(source.name, count, findings, named(same_file), named(same_pixels), other)
-
-
-def _other_files(folder: Path) -> dict[str, int]:
-    """How many files of each extension are no images to us: somebody may expect their .heic to be seen."""
-    found: dict[str, int] = {}
-    for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            kind = name.rpartition(".")[2].lower() if "." in name else ""
-            if not name.startswith(".") and kind not in EXTENSIONS:
-                kind = f".{kind}" if kind else "without extension"
-                found[kind] = found.get(kind, 0) + 1
-    return found
 
 
 Inspection = tuple[list[tuple[str, str]], Digest, Digest]  # (kind, detail)s, digest of the file, of the pixels

@@ -86,10 +86,20 @@ def open_image(data: bytes, name: str) -> Image.Image:
     if not data:
         raise UnreadableImage(name, "the file is empty")
     with unreadable_as(name):
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        try:
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        except OSError:
+            if _is_cut_off_webp(data):
+                raise UnreadableImage(name, "truncated WebP file") from None
+            raise
         if min(image.size) < 1:
             raise UnreadableImage(name, f"zero size: {image.width}×{image.height}")
         return image
+
+
+def _is_cut_off_webp(data: bytes) -> bool:
+    """Shorter than its header says. Pillow does not tell such a file from one that is damaged."""
+    return data[:4] == b"RIFF" and data[8:12] == b"WEBP" and len(data) < 8 + int.from_bytes(data[4:8], "little")
 
 
 def orientation(image: Image.Image) -> int:

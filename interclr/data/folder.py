@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from interclr.data.listing import EXTENSIONS, list_images
+from interclr.data.listing import EXTENSIONS, Listing, list_images
 from interclr.data.names import Names
 from interclr.data.source import FileSource
 from interclr.types import UserError
@@ -20,24 +20,25 @@ def open_folder(folder: Path, split: str = "train", max_side: int | None = None,
     """Open a folder, or the subfolder of ``split`` where it has ``train`` and ``val`` or ``test``.
 
     Labels: where every image lies in one of two or more first-level subfolders, each of those is a class, numbered in
-    sorted order as torchvision's ImageFolder does; otherwise there are none.
+    sorted order as torchvision's ImageFolder does; otherwise there are none. A single subfolder is a class where
+    another split has it beside others.
     """
     images = split_folder(folder, split)
-    names = names_below(images)
+    names = images_below(images).images
     # All splits share one numbering, even where a class is missing from one of them.
     siblings = [folder / sibling for sibling in splits_of_folder(folder).values()] if images != folder else []
     labels, classes = labels_by_folder(names, siblings)
     return FileSource(images, names, labels, name=name or str(images), classes=classes, max_side=max_side)
 
 
-def names_below(folder: Path) -> Names:
+def images_below(folder: Path) -> Listing:
     listing = list_images(folder)
     if not listing.images:
         looked_for = ", ".join(EXTENSIONS)
         raise UserError(
             f"no images in {folder}: looked for the extensions {looked_for}; {listing.other} other files were seen"
         )
-    return listing.images
+    return listing
 
 
 def splits_of_folder(folder: Path) -> dict[str, str]:
@@ -65,10 +66,13 @@ def labels_by_folder(names: Names, siblings: list[Path]) -> tuple[Tensor | None,
     if any(len(top) == len(path) for top, path in zip(tops, paths, strict=True)):
         return None, None
     present = set(tops)
-    if len(present) < 2:
+    beside = [_subfolders(sibling) for sibling in siblings]
+    if len(present) < 2 and not any(present < folders for folders in beside):
         return None, None
-    for sibling in siblings:
-        present.update(entry.name for entry in os.scandir(sibling) if entry.is_dir() and entry.name[0] != ".")
-    classes = tuple(sorted(present))
+    classes = tuple(sorted(present.union(*beside)))
     number = {name: index for index, name in enumerate(classes)}
     return torch.tensor([number[top] for top in tops]), classes
+
+
+def _subfolders(folder: Path) -> set[str]:
+    return {entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def _named_columns(file: Path, text: str, header: list[str], path_column: str) -
     first_line = text.partition("\n")[0]
     delimiter = next(mark for mark in "\t;," if mark in first_line)
     path_at = header.index(path_column)
-    label_at = next((header.index(column) for column in LABEL_COLUMNS if column in header), None)
+    label_at = _label_column(file, header, path_column)
     reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
     began = 1
     try:
@@ -109,6 +110,23 @@ def _named_columns(file: Path, text: str, header: list[str], path_column: str) -
             began = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{file}, line {began}: {error}; is a quote not closed?") from None
+
+
+def _label_column(file: Path, header: list[str], path_column: str) -> int | None:
+    """Where the labels stand: in the column of a known name or, of two columns, in the one beside the path."""
+    others = [column for column in header if column not in ("", path_column)]  # an index may be written without a name
+    known = [column for column in LABEL_COLUMNS if column in others]
+    if not known and len(others) == 1 and others[0] not in PATH_COLUMNS:
+        known = others
+    if known:
+        return header.index(known[0])
+    if others:
+        warnings.warn(
+            f"no labels are read from {file}: none of its columns {', '.join(others)} has a name known for labels "
+            f"({', '.join(LABEL_COLUMNS)})",
+            stacklevel=2,
+        )
+    return None
 
 
 def _number(labels: list[str], file: Path) -> tuple[Tensor | None, tuple[str, ...] | None]:

@@ -22,7 +22,7 @@ from interclr.data.names import Names
 from interclr.types import UserError
 
 EXTENSIONS = ("jpg", "jpeg", "png", "bmp", "webp", "tif", "tiff", "ppm", "gif")
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 SETTLED_NANOSECONDS = 2_000_000_000
 
 _extensions = frozenset(EXTENSIONS)
@@ -32,9 +32,15 @@ _digits = re.compile("([0-9]+)")
 @dataclass(frozen=True)
 class Listing:
     images: Names  # relative paths with '/', depth first, a directory's own files before its subdirectories
-    other: int  # files that are not images by their extension, or hidden
+    kinds: dict[str, int]  # other files that can be seen, by extension: in small letters, '' where there is none
+    hidden: int  # files whose name begins with a dot
     directories: Names  # relative paths, '' for the root
     changed: NDArray[np.int64]  # each directory's modification time in nanoseconds
+
+    @property
+    def other(self) -> int:
+        """All files that are not listed as images."""
+        return sum(self.kinds.values()) + self.hidden
 
 
 def list_images(folder: Path) -> Listing:
@@ -59,7 +65,8 @@ def scan(root: Path) -> Listing:
     directories: list[str] = []
     changed: list[int] = []
     seen: set[tuple[int, int]] = set()
-    other = 0
+    kinds: dict[str, int] = {}
+    hidden = 0
     waiting = [""]
     while waiting:
         directory = waiting.pop()
@@ -75,13 +82,14 @@ def scan(root: Path) -> Listing:
                 for entry in entries:
                     name = entry.name
                     if name[0] == ".":  # .git, .cache, and the ._photo.jpg that macOS leaves behind
-                        other += not _is_folder(entry)
+                        hidden += not _is_folder(entry)
                     elif _is_folder(entry):
                         folders.append(name)
                     elif name.rpartition(".")[2].lower() in _extensions and _is_file(entry):
                         files.append(name)
                     else:
-                        other += 1
+                        kind = name.rpartition(".")[2].lower() if "." in name else ""
+                        kinds[kind] = kinds.get(kind, 0) + 1
         except OSError as error:
             raise UserError(f"cannot list {path}: {error.strerror}") from None
         directories.append(directory)
@@ -92,7 +100,7 @@ def scan(root: Path) -> Listing:
         folders.sort(key=natural, reverse=True)  # the last one in is the next one out
         waiting.extend(prefix + name for name in folders)
     blob = np.frombuffer(os.fsencode("".join(chunks)), dtype=np.uint8)
-    return Listing(Names(blob), other, Names.of(directories), np.array(changed, dtype=np.int64))
+    return Listing(Names(blob), kinds, hidden, Names.of(directories), np.array(changed, dtype=np.int64))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -127,11 +135,10 @@ def _load(cache: Path, root: Path) -> Listing | None:
         with np.load(cache, allow_pickle=False) as arrays:
             if int(arrays["version"]) != CACHE_VERSION:
                 return None
-            listing = Listing(
-                Names(arrays["images"]), int(arrays["other"]), Names(arrays["directories"]), arrays["changed"]
-            )
-        directories = listing.directories.to_list()
-        now = [os.stat(os.path.join(root, directory)).st_mtime_ns for directory in directories]
+            kinds = dict(zip(Names(arrays["kinds"]), arrays["counts"].tolist(), strict=True))
+            images, directories = Names(arrays["images"]), Names(arrays["directories"])
+            listing = Listing(images, kinds, int(arrays["hidden"]), directories, arrays["changed"])
+        now = [os.stat(os.path.join(root, directory)).st_mtime_ns for directory in directories.to_list()]
         return listing if now == listing.changed.tolist() else None
     except Exception:  # a cache may be damaged in any way; listing again is always right
         return None
@@ -148,7 +155,9 @@ def _save(cache: Path, listing: Listing) -> None:
                 file,
                 version=np.array(CACHE_VERSION),
                 images=listing.images.blob,
-                other=np.array(listing.other),
+                kinds=Names.of(listing.kinds).blob,
+                counts=np.array(list(listing.kinds.values()), dtype=np.int64),
+                hidden=np.array(listing.hidden),
                 directories=listing.directories.blob,
                 changed=listing.changed,
             )

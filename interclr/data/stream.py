@@ -41,12 +41,13 @@ class StreamLoader:
     def iterate(self, first_step: int, last_step: int) -> Iterator[Images]:
         steps = _Steps(self.order, first_step, last_step)
         for images, failures in _stream(self.source, steps, self.device, self.workers, search=not self.fail):
-            for failure in self.unreadable.add([UnreadableImage(name, reason) for name, reason in failures]):
-                self.report(failure)
+            new = self.unreadable.add([UnreadableImage(name, reason) for name, reason in failures])
             if images is None or (failures and self.fail):
                 name, reason = failures[0]
                 what = "every image of a batch is unreadable" if images is None else "an image is unreadable"
                 raise UserError(f"{what}: {name}: {reason} (find all with: interclr data check)")
+            for failure in new:
+                self.report(failure)
             yield images
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from interclr.data import listing
 from interclr.data.check import CheckReport, check
 from interclr.data.decode import ORIENTATION_TAG
 from interclr.data.source import ArraySource
@@ -94,6 +95,33 @@ def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path) -> None:
     report = check(tmp_path)
     assert report.summary() == [("not read", 3, "2 .heic, 1 without extension")]
     assert json.loads(report.to_json())["other_files"] == {".heic": 2, "without extension": 1}
+
+
+def test_the_folder_is_walked_once_and_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    noise(0).save(root / "a.png")
+    (elsewhere / "b.heic").touch()
+    (root / "linked").symlink_to(elsewhere)
+    (elsewhere / "up").symlink_to(root)
+    scans: list[Path] = []
+    monkeypatch.setattr(listing, "scan", lambda folder, real=listing.scan: scans.append(folder) or real(folder))
+    monkeypatch.setattr("os.walk", lambda *_: pytest.fail("walked again"))
+    assert check(root).other == {".heic": 1}
+    assert scans == [root.resolve()]
+
+
+def test_a_webp_that_is_cut_off_is_told_from_junk(tmp_path: Path) -> None:
+    noise(0).save(tmp_path / "whole.webp")
+    content = (tmp_path / "whole.webp").read_bytes()
+    (tmp_path / "half.webp").write_bytes(content[: len(content) // 2])
+    (tmp_path / "junk.webp").write_bytes(content[:16] + bytes(len(content) - 16))
+    (tmp_path / "text.webp").write_text("<html>not found</html>")
+    report = check(tmp_path)
+    assert names(report, "truncated") == ["half.webp"]
+    assert names(report, "unreadable") == ["junk.webp", "text.webp"]
+    assert report.unreadable == 3
 
 
 def test_deep_colour_is_found_though_pillow_hides_it(tmp_path: Path) -> None:

@@ -73,6 +73,28 @@ def test_splits_share_their_classes(tmp_path: Path) -> None:
     assert names_of(open_files(tmp_path, "val")) == ["a/4.png", "c/5.png"]
 
 
+def test_the_only_class_of_a_split_is_one_where_another_split_has_more(tmp_path: Path) -> None:
+    make(tmp_path / "test", "train/a/1.png", "train/b/2.png", "train/c/3.png", "test/b/4.png")
+    make(tmp_path / "train", "train/a/1.png", "train/a/2.png", "val/a/3.png", "val/b/4.png")
+    for folder, split, labels, classes in (("test", "test", [1], "abc"), ("train", "train", [0, 0], "ab")):
+        source = open_files(tmp_path / folder, split)
+        assert source.labels is not None
+        assert source.labels.tolist() == labels
+        assert source.classes == tuple(classes)
+
+
+@pytest.mark.parametrize("names", [("train/all/1.png", "test/all/2.png"), ("train/train/1.png", "test/test/2.png")])
+def test_one_subfolder_in_each_split_is_no_class(tmp_path: Path, names: tuple[str, str]) -> None:
+    make(tmp_path, *names)
+    assert open_files(tmp_path).labels is None
+    assert open_files(tmp_path, "test").labels is None
+
+
+def test_a_test_folder_of_another_name_than_every_class_is_unlabelled(tmp_path: Path) -> None:
+    make(tmp_path, "train/a/1.png", "train/b/2.png", "test/unknown/3.png")
+    assert open_files(tmp_path, "test").labels is None
+
+
 def test_split_that_is_not_there(tmp_path: Path) -> None:
     make(tmp_path, "a.png")
     with pytest.raises(UserError, match=r"no split 'test'.*train/ and val/ or test/"):

@@ -53,3 +53,35 @@ def test_a_table_may_have_blank_lines_and_quotes(tmp_path: Path) -> None:
     source = open_list(listed(tmp_path, 'label,path\n"a, b",a.png\n\n,,\nc,"b.png" \n'))
     assert source.classes == ("a, b", "c")
     assert [source.name_of(row) for row in range(2)] == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,species\na.png,wren\nb.png,owl\n",
+        "Species;File\nwren;a.png\nowl;b.png\n",
+        ",path,species\n0,a.png,wren\n1,b.png,owl\n",  # with the index that pandas writes
+        "species,path,class\nx,a.png,wren\nx,b.png,owl\n",  # a known name comes first
+    ],
+)
+def test_the_one_column_beside_the_path_holds_the_labels(tmp_path: Path, text: str) -> None:
+    source = open_list(listed(tmp_path, text))
+    assert source.classes == ("owl", "wren")
+    assert source.labels is not None
+    assert source.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("path,species,site\na.png,wren,1\nb.png,owl,2\n", "species, site"),
+        ("filename,path\na.png,a.png\nb.png,b.png\n", "filename"),  # another path is no label
+    ],
+)
+def test_columns_that_are_not_understood_are_named(tmp_path: Path, text: str, columns: str) -> None:
+    with pytest.warns(UserWarning, match=rf"no labels .*list\.csv.* columns {columns} .*\(label, class, target"):
+        assert open_list(listed(tmp_path, text)).labels is None
+
+
+def test_an_index_without_a_name_is_no_label(tmp_path: Path) -> None:
+    assert open_list(listed(tmp_path, ",path\n0,a.png\n1,b.png\n")).labels is None

@@ -65,6 +65,25 @@ def test_odd_names_survive_and_other_files_are_counted(tmp_path: Path) -> None:
         assert all((root / name).exists() for name in found.images)
 
 
+def test_other_files_are_counted_by_extension_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
+    touch(root / "1.jpg", root / "a.HEIC", root / "a" / "b.heic", root / "a" / "notes", elsewhere / "c.heic")
+    touch(root / ".hidden.heic", root / ".git" / "d.heic")
+    with open(os.path.join(os.fsencode(root), b"odd.\xff"), "wb"):
+        pass
+    (root / "linked").symlink_to(elsewhere)
+    (elsewhere / "up").symlink_to(root)
+    settle(root)
+    settle(elsewhere)
+    scans = count_scans(monkeypatch)
+    for _ in range(2):  # scanned, then from the cache
+        found = list_images(root)
+        assert found.kinds == {"heic": 3, "": 1, os.fsdecode(b"\xff"): 1}
+        assert found.hidden == 1
+        assert found.other == 6
+    assert len(scans) == 1
+
+
 def test_links_are_followed_and_cycles_end(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
     touch(root / "a" / "1.jpg", elsewhere / "2.jpg")

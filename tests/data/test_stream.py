@@ -18,6 +18,7 @@ from interclr.data.folder import open_folder
 from interclr.data.loader import Order, ResidentLoader
 from interclr.data.reading import read_all
 from interclr.data.slots import Slots
+from interclr.data.source import UnreadableImage
 from interclr.data.stream import StreamLoader, in_order
 from interclr.data.stream_plan import SLOTS
 from interclr.types import UserError
@@ -69,10 +70,15 @@ def test_an_unreadable_image_is_replaced_counted_and_named_once(workers: int) ->
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fail_policy_and_a_batch_without_any_readable_image(workers: int) -> None:
+    reported: list[UnreadableImage] = []
+    fails = StreamLoader(Made(8, [5]), Order(8, 4, 0), CPU, workers, fail=True)
+    lost = StreamLoader(Made(8, range(8)), Order(8, 4, 0), CPU, workers)
+    fails.report = lost.report = reported.append
     with pytest.raises(UserError, match=r"image 5: broken on purpose .*interclr data check"):
-        list(StreamLoader(Made(8, [5]), Order(8, 4, 0), CPU, workers, fail=True).iterate(0, 2))
+        list(fails.iterate(0, 2))
     with pytest.raises(UserError, match="every image of a batch is unreadable"):
-        list(StreamLoader(Made(8, range(8)), Order(8, 4, 0), CPU, workers).iterate(0, 2))
+        list(lost.iterate(0, 2))
+    assert not reported  # nothing took their places
     assert not multiprocessing.active_children()
 
 
