@@ -198,6 +198,22 @@ def test_an_empty_batch_changes_nothing() -> None:
     consistent(bank)
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0], r"holds \(6,\) labels, not \(1,\)"),
+        ([0, 1, 2, 0, 1, 0], "0 to 1, not 0 to 2"),
+        ([0, 1, -1, 0, 1, 0], "not -1 to 1"),
+    ],
+)
+def test_labels_of_other_clusters_change_nothing(labels: list[int], message: str) -> None:
+    bank = MemoryBank(6, 3, 2)
+    before = {name: value.clone() for name, value in bank.state_dict().items()}
+    with pytest.raises(UserError, match=message):
+        bank.assign(torch.tensor(labels))
+    assert all(torch.equal(value, before[name]) for name, value in bank.state_dict().items())
+
+
 def test_labels_need_clusters() -> None:
     with pytest.raises(UserError, match="no clusters"):
         OnlineLabels().initialise(MemoryBank(10, 4, 0), torch.randn(10, 4))

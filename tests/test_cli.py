@@ -60,6 +60,18 @@ def small(*overrides: str) -> list[str]:
         (["pretrain", "--resume", "--out", "/nowhere/run"], "there is no run in /nowhere/run"),
         (["pretrain", "--device", "gpu"], "engine.device: "),
         (["pretrain", "--out", "/dev/null/run"], "cannot write to /dev/null/run"),
+        (["pretrain", "folder"], "name them with --data"),
+        (["pretrain", "mocov2", "optimiser.nesterov=true", "optimiser.momentum=0"], "nesterov=true needs a momentum"),
+        (
+            [
+                "pretrain",
+                "data.source=synthetic:64",
+                "model.backbone=vit_b_16",
+                "model.stem=standard",
+                "model.width=64",
+            ],
+            "vit_b_16 does not take images of 32×32 pixels",
+        ),
         (["config", "optimiser.name=adam"], "'adamw'"),
         (["config", "nothing.yaml"], "no recipe 'nothing.yaml'"),
         (["data", "get", "cifar"], "there is no data set 'cifar'"),

@@ -47,7 +47,8 @@ def build_learner(settings: Settings, images: int) -> Learner:
     torch.manual_seed(settings.seed)
     inter = settings.inter
     backbone = settings.model.build()
-    backbone.check_takes(int(settings.data.image_size))
+    if settings.data.image_size != "auto":
+        backbone.check_takes(settings.data.image_size)
     if inter is not None and inter.intra_weight == 1:
         inter = None  # λ = 1 is the plain method, down to its heads and its bank
     intra = settings.method.build(backbone, separate_head=inter is not None and inter.head == "separate")

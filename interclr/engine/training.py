@@ -38,7 +38,7 @@ from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
 FORMAT = 1  # of the checkpoint
-FEWEST_RECORDS = 10  # of the losses, so that a short run has curves as well
+SHORT_RECORDS = 10  # of the losses of a run that would have one or none, so that it has curves as well
 LOOK_SECONDS = 5.0  # between two looks of the ranks whether one of them is to stop
 PREPARING = {
     "compile": "compiling encoders and views: a minute or two",
@@ -263,7 +263,9 @@ class Training:
     def _train(self, last: int, bar: TrainingBar) -> None:
         self.learner.train()
         per_epoch, total = self.plan.steps_per_epoch, self.plan.total
-        log_every = min(self.settings.engine.log_every, max(1, total // FEWEST_RECORDS))
+        log_every = self.settings.engine.log_every
+        if total < 2 * log_every:
+            log_every = max(1, total // SHORT_RECORDS)
         self._start_clusters_if_due()
         batches = iter(self.loader.iterate(self.step, last))
         mark, since, wait = time.monotonic(), self.step, DataWait(self.device)

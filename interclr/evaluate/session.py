@@ -37,7 +37,7 @@ SPLIT_SEED = 20_260_102
 CPU = torch.device("cpu")
 OWN_COLUMNS = 3  # protocol, figure, value; then come the paper's
 WIDE = 130  # columns of a terminal that has room for the paper's figures
-Broken = dict[str, Unreadable]  # by the fingerprint of the images, where they were looked for
+Broken = dict[str, Unreadable]  # by the images that were looked through, see _key
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ def evaluate(
         context = Context(place, request.device, screen, request.seed, autocast)
         started = time.monotonic()
         try:
+            data, settings = _data_for(name, settings, request, largest_side(subject.image_size), place, screen)
             if whole and name == "detection" and request.device.type == "cpu":
                 raise UserError("takes weeks on a CPU and is left out; ask for it by its name to run it all the same")
-            data, settings = _data_for(name, settings, request, largest_side(subject.image_size), place, screen)
             results[name] = _run(settings, subject, data, context, broken)
         except UserError as error:
             if len(names) == 1:
@@ -155,7 +155,7 @@ def _run(
             sizes = (len(left.train), len(left.test))
             return protocol.run(subject, left, replace(context, left_out=out, sizes=sizes))
         except BrokenImages:
-            unknown = {key: source for source in _splits(data).values() if (key := source.fingerprint()) not in broken}
+            unknown = {key: source for source in _splits(data).values() if (key := _key(source)) not in broken}
             if not unknown or data.train.labels is None:  # images that the protocol opens itself
                 raise
             broken |= {key: _find_broken(source, context.screen) for key, source in unknown.items()}
@@ -163,6 +163,11 @@ def _run(
 
 def _splits(data: LabelledData) -> dict[str, Source]:
     return {"train": data.train} | ({} if data.test is data.train else {"test": data.test})
+
+
+def _key(source: Source) -> str:
+    """Of these images in this place: what is the training split to one protocol can be a part of it to the next."""
+    return f"{source.name} {source.fingerprint()}"
 
 
 def _find_broken(source: Source, screen: Screen) -> Unreadable:
@@ -179,7 +184,7 @@ def _find_broken(source: Source, screen: Screen) -> Unreadable:
 def _without(data: LabelledData, broken: Broken) -> LabelledData:
     def kept(split: str) -> Source:
         source = _splits(data)[split]
-        met = broken.get(source.fingerprint()) if broken else None
+        met = broken.get(_key(source)) if broken else None
         return source if met is None or not met.reasons else Subset(source, met.readable_rows(source))
 
     train = kept("train")

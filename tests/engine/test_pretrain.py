@@ -37,6 +37,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
     return train(tiny(*INTER), folder, screen=heard.screen), heard.text
 
 
+def test_a_recipe_by_its_name_goes_to_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = interclr.pretrain(tiny(), screen=Screen(quiet=True), stop_after=1)
+    assert run.folder.parent == Path("runs")
+    assert run.folder.name.startswith("mocov2-")
+    (tmp_path / "mine.yaml").write_text((run.folder / "resolved.yaml").read_text())
+    named = interclr.pretrain("mine.yaml", screen=Screen(quiet=True), stop_after=1)
+    assert named.folder.name.startswith("mine-")
+    assert named.settings == run.settings
+
+
+def test_short_runs_have_curves_to_their_last_step(tmp_path: Path) -> None:
+    for every, logged in ((3, [3, 6, 8]), (4, [4, 8]), (5, list(range(1, 9)))):
+        run = train(tiny(f"engine.log_every={every}"), tmp_path / f"every{every}")
+        assert [line["step"] for line in run.metrics if "loss" in line] == logged
+
+
+def test_a_warm_up_that_does_not_end_is_said_aloud(tmp_path: Path) -> None:
+    heard = Heard()
+    train(tiny("schedule.warmup_epochs=50"), tmp_path / "run", screen=heard.screen)
+    assert "a warm-up of 50 epochs does not end in 2" in " ".join(heard.text.split())
+
+
 def test_a_run_folder_is_complete(finished: tuple[Run, str]) -> None:
     folder = finished[0].folder
     assert {path.name for path in folder.iterdir()} == {
@@ -71,7 +94,7 @@ def test_result_and_metrics_tell_the_same(finished: tuple[Run, str]) -> None:
     assert result["finished"] is True
     assert (result["images"], result["steps"], result["epochs"], result["method"]) == (64, 8, 2, "mocov2")
     lines = run.metrics
-    assert [line["step"] for line in lines] == [0, 3, 4, 6, 8]
+    assert [line["step"] for line in lines] == [0, 3, 4, 6, 8, 8]  # the last interval is a shorter one
     assert lines[0]["knn_before"] == result["knn_before"]
     assert lines[0]["knn_pixels"] == result["knn_pixels"]
     assert lines[-1]["event"] == "monitor"

@@ -13,6 +13,7 @@ from torch import nn
 from interclr.data.source import ArraySource
 from interclr.evaluate.base import Context, LabelledData, Subject, features_of
 from interclr.evaluate.knn import KNN
+from interclr.knn import auto_k
 from interclr.models import Backbone
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -63,13 +64,19 @@ def test_against_scikit_learn(k: int, temperature: float, tmp_path: Path) -> Non
 def test_more_neighbours_than_images_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = LabelledData(source(40, 0, 3), source(20, 1, 3), "patterns")
     where = Context(context(tmp_path / "knn").out, torch.device("cpu"), Screen())
-    figures = KNN().run(SUBJECT, data, where)
+    figures = KNN(k=300).run(SUBJECT, data, where)
     assert figures["k"] == 40
     assert figures["top5"] == 100
     printed = capsys.readouterr().out
     assert "k" in printed
     assert "40" in printed
     assert "0.1" in printed
+
+
+def test_by_default_as_many_neighbours_as_while_training(tmp_path: Path) -> None:
+    data = LabelledData(source(150, 0, 3), source(20, 1, 3), "patterns")
+    assert KNN().run(SUBJECT, data, context(tmp_path))["k"] == auto_k(150) == 3
+    assert [auto_k(images) for images in (1, 60, 5_000, 10_000, 50_000)] == [1, 1, 100, 200, 200]
 
 
 def test_bad_labels(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from box_tree import write_year
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -23,8 +24,9 @@ from interclr.data.source import Source
 from interclr.data.synthetic import generate
 from interclr.engine import pretrain
 from interclr.evaluate import PROTOCOLS, Request, evaluate, open_subject
+from interclr.export import export
 from interclr.models import BackboneConfig
-from interclr.run.folder import load
+from interclr.run.folder import embed, load
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -410,6 +412,70 @@ def test_unreadable_images_are_left_out_and_counted(
     assert counted == [1, 1, 2]
     for name in names:
         assert json.loads((tmp_path / "out" / name / "result.json").read_text())["unreadable_left_out"] == 24
+
+
+def test_clusters_know_of_images_that_another_protocol_found_unreadable(run: Path, tmp_path: Path) -> None:
+    """The one splits the folder, the other takes it whole."""
+    folder = class_folder(tmp_path / "images")
+    broken = sorted(folder.rglob("*.png"))[::7]
+    for path in broken:
+        path.write_bytes(b"broken")
+    both = measure(["knn", "clusters"], str(run), data=str(folder), out=tmp_path / "both")
+    assert both["clusters"] == measure(["clusters"], str(run), data=str(folder), out=tmp_path / "one")["clusters"]
+    result = json.loads((tmp_path / "both" / "clusters" / "result.json").read_text())
+    assert result["unreadable_left_out"] == len(broken)
+
+
+@pytest.mark.parametrize("name", ["knn", "linear", "semi-supervised", "svm"])
+def test_a_split_of_which_nothing_can_be_read(run: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "images"
+    class_folder(folder / "train")
+    for path in class_folder(folder / "val", 30).rglob("*.png"):
+        path.write_bytes(b"broken")
+    with pytest.raises(UserError, match=r"none of the 30 images of .*val can be read"):
+        measure([name], str(run), data=str(folder), out=tmp_path / "out")
+
+
+def test_a_test_split_that_is_of_no_use_is_not_replaced_by_training_images(run: Path, tmp_path: Path) -> None:
+    class_folder(tmp_path / "images" / "train")
+    (tmp_path / "images" / "val").mkdir()
+    with pytest.raises(UserError, match=r"no images in .*val"):
+        measure(["knn"], str(run), data=str(tmp_path / "images"), out=tmp_path / "out")
+
+
+def test_weights_that_were_exported_tell_their_network_and_its_images(run: Path, tmp_path: Path) -> None:
+    images = torch.randint(256, (4, 3, 50, 40), dtype=torch.uint8)
+    backbone = load(run)
+    export(backbone, tmp_path / "weights.safetensors", "safetensors")
+    expected = open_subject(str(run))
+    for path in (tmp_path / "weights.safetensors", run / "backbone.safetensors"):
+        subject = open_subject(str(path))
+        assert (subject.image_size, subject.mean, subject.std) == (32, expected.mean, expected.std)
+        assert torch.equal(embed(subject.backbone, images), embed(backbone, images))
+    assert torch.equal(embed(backbone, images), embed(backbone, images, size=32))
+
+
+def test_timms_weights_are_given_images_as_they_expect_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+    make = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, num_classes: make(name, num_classes=num_classes))
+    subject = open_subject("timm/vit_tiny_patch16_384")
+    assert (subject.image_size, subject.mean, subject.std) == (384, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    with pytest.raises(UserError, match="does not take images of 64×64"):
+        open_subject("timm/vit_tiny_patch16_384", image_size=64)
+
+
+def test_detection_is_last_and_not_begun_on_a_cpu_unasked(run: Path, tmp_path: Path) -> None:
+    assert list(PROTOCOLS)[-1] == "detection"
+    write_year(tmp_path / "kit" / "VOC2007", {"trainval": 4, "test": 2})
+    request = Request(str(run), str(tmp_path / "kit"), tmp_path / "out")
+    evaluate(["svm", "detection"], PROTOCOLS, request, [], QUIET, whole=True)
+    assert "ask for it by its name" in json.loads((tmp_path / "out" / "all.json").read_text())["not run"]["detection"]
+
+
+def test_a_protocol_that_does_not_exist_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no protocol 'nope'; there are: knn, linear"):
+        measure(["nope"], str(run), out=tmp_path)
 
 
 def test_one_class_is_nothing_to_measure(run: Path, tmp_path: Path) -> None:

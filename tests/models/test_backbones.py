@@ -5,7 +5,7 @@ import torch
 import torchvision
 from torch import nn
 
-from interclr.models import BackboneConfig
+from interclr.models import BackboneConfig, described
 from interclr.models.backbones import group_norm
 from interclr.types import UserError
 
@@ -99,6 +99,35 @@ def test_what_cannot_be_built_is_named(settings: dict[str, object], says: str) -
         BackboneConfig(**settings).build()
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_size_that_a_network_does_not_take_is_named() -> None:
+    with torch.device("meta"):
+        transformer = BackboneConfig(backbone="vit_b_16").build()
+    with pytest.raises(UserError, match=r"vit_b_16 does not take images of 32×32 pixels: Wrong image height"):
+        transformer.check_takes(32)
+    assert transformer.training
+    transformer.check_takes(224)
+    BackboneConfig(backbone="resnet10", width=8).build().check_takes(8)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_networks_with_second_classifiers_train_on_their_features_alone(name: str) -> None:
+    with torch.device("meta"):
+        backbone = BackboneConfig(backbone=name).build().train()
+        assert backbone(torch.empty(2, 3, 96, 96)).shape == (2, backbone.features)
+
+
+def test_a_network_is_rebuilt_from_its_description() -> None:
+    config = BackboneConfig(backbone="resnet10", width=8, stem="strided", norm="group")
+    backbone = config.build()
+    backbone.image_size, backbone.mean = 40, (0.1, 0.2, 0.3)
+    again = described(backbone.description())
+    assert again is not None
+    again.load_state_dict(backbone.state_dict())
+    assert (again.config, again.image_size, again.mean, again.std) == (config, 40, (0.1, 0.2, 0.3), None)
+    for foreign in ({}, {"interclr": "no JSON"}, {"interclr": "[]"}, {"interclr": '{"model": {"backbone": 3}}'}):
+        assert described(foreign) is None
 
 
 def test_weights_follow_the_seed() -> None:
