@@ -248,8 +248,8 @@ def cost_section(groups: list[Results]) -> list[str]:
             memory = results.cell(run, field("peak_memory_bytes", 1e9))
             table.append(
                 (
-                    *(results.group, run, str(len(records)), results.cell(run, field("images_per_second"), ",.0f")),
-                    *(results.cell(run, field("seconds"), ".0f"), results.cell(run, field("compile_seconds"), ".0f")),
+                    *(results.group, run, str(len(records)), _range(results, run, "images_per_second")),
+                    *(_range(results, run, "seconds"), _range(results, run, "compile_seconds")),
                     *(memory, either(sharing(record) for record in records), where),
                     either(commit_of(record) for record in records),
                 )
@@ -261,13 +261,23 @@ def cost_section(groups: list[Results]) -> list[str]:
     return [
         "## Time and memory",
         "",
-        "Training with its k-NN measurements, without the protocols afterwards. As many runs as `at a time` says",
-        "shared the machine; with MPS their kernels ran side by side, else by turns. The seconds of a run that",
+        "Training with its k-NN measurements, without the protocols afterwards. Up to as many runs as `at a time` says",
+        "shared the machine, so times are ranges over the seeds: one may have had others beside it and the next none.",
+        "With MPS their kernels ran side by side, else by turns. The seconds of a run that",
         "continues another include that one's up to there. A dash: the record does not say. (Up to 86b6ce1 images/s on",
         "a GPU did not count the wait for it; those were taken out.)",
         "",
         *rows_of(header, table),
     ]
+
+
+def _range(results: Results, run: str, name: str) -> str:
+    """The least and the most over the seeds: what a time depends on is not chance."""
+    values = list(results.values(run, field(name)).values())
+    if not values:
+        return "–"
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} – {high}"
 
 
 def sharing(record: Record) -> str:
