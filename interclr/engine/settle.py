@@ -81,7 +81,7 @@ def _choose_candidates(tree: dict[str, Any], n: int, choose: Callable[[str, Any,
     if "candidates" in sampler:
         wanted = math.ceil(1.05 * sampler["negatives"] / sampler["pool_fraction"])
         few = n >= EXACT_BELOW and wanted <= n // 2
-        why = f"a sample of the bank to look for {sampler['negatives']:,} negatives in" if few else "the bank is small"
+        why = "negatives are looked for in a sample of the bank; all: its exact pool, slower" if few else "a small bank"
         choose("inter.sampler.candidates", wanted if few else "all", why)
 
 
