@@ -46,7 +46,7 @@ def no_inter_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             patch.setattr(sampler, "prepare", refuse)
         patch.setattr("interclr.learner.select_positive", refuse)
         patch.setattr("interclr.intra.base.cosines", refuse)
-        patch.setattr("interclr.labels.OnlineLabels.commit", refuse)
+        patch.setattr("interclr.labels.OnlineLabels.update", refuse)
         yield
 
 
@@ -144,7 +144,8 @@ def test_loss_writes_nothing_and_commit_writes_the_batch_alone(method: str, norm
     loss.backward()
     assert all(torch.equal(value, before[name]) for name, value in state(model).items())
 
-    model.commit(embeddings, step=0, epoch=0)
+    model.commit(embeddings, epoch=0)
+    model.maintain(step=0, epoch=0)
     changed = {name for name, value in state(model).items() if not torch.equal(value, before[name])}
     queue = {"intra.queue", "intra.queue_position"} if method == "mocov2" else set()
     bank = {"bank.features", "bank.sums", "bank.centroids"}
@@ -167,7 +168,7 @@ def test_loss_writes_nothing_and_commit_writes_the_batch_alone(method: str, norm
 def test_plain_methods_without_a_bank_commit_without_one() -> None:
     model = learner("simclr")
     _, embeddings, _ = model.loss(batch(), 0)
-    assert model.commit(embeddings, 0, 0) == {}
+    assert model.commit(embeddings, 0) == {}
 
 
 def cosine_after_margin(cosine: float, margin: float, kind: str) -> float:
@@ -211,14 +212,14 @@ def test_accumulated_gradient_is_the_mean_of_the_micro_batches(method: str) -> N
     schedule, data = plan(4, accumulate=2), pixels()
     model = learner(method, {})
     recorded: list[list[Tensor]] = []
-    calls = {"write": 0, "after_optimiser": 0}
-    count(model, "write", calls)
+    calls = {"commit": 0, "after_optimiser": 0}
+    count(model, "commit", calls)
     count(model.intra, "after_optimiser", calls)
     optimiser = torch.optim.SGD(model.intra.encoder.parameters(), lr=0.1)
     optimiser.step = lambda *_, **__: recorded.append([p.grad.clone() for p in model.intra.encoder.parameters()])  # type: ignore[method-assign]
     step = train_step(model, schedule, optimiser)
     terms = [step(images_of(number, 8, data), number) for number in range(2)]
-    assert calls == {"write": 2, "after_optimiser": 1}
+    assert calls == {"commit": 2, "after_optimiser": 1}
     assert len(recorded) == 1
 
     # The same by hand: the second micro-batch sees the bank and queue that the first has written.
@@ -233,7 +234,8 @@ def test_accumulated_gradient_is_the_mean_of_the_micro_batches(method: str) -> N
         other.zero_grad()
         loss.backward()
         separate.append([p.grad.clone() for p in other.intra.encoder.parameters()])
-        other.commit(embeddings, number, 0)
+        other.commit(embeddings, 0)
+        other.maintain(number, 0)
     for found, first, second in zip(recorded[0], *separate, strict=True):
         torch.testing.assert_close(found, (first + second) / 2, rtol=1e-4, atol=1e-6)
     assert all(torch.equal(value, other.bank.state_dict()[name]) for name, value in model.bank.state_dict().items())
