@@ -19,6 +19,7 @@ from small_learner import (
     pairs_of,
     pixels,
     plan,
+    random_embeddings,
     seed,
     state,
     train_step,
@@ -26,9 +27,10 @@ from small_learner import (
 )
 from torch import Tensor
 
-from interclr import samplers
+from interclr import dist, samplers
 from interclr.bank import FIXED_POINT
 from interclr.learner import Learner
+from interclr.types import Embeddings, Pairs
 
 PER_METHOD = pytest.mark.parametrize("method", list(METHODS))
 
@@ -169,6 +171,40 @@ def test_plain_methods_without_a_bank_commit_without_one() -> None:
     model = learner("simclr")
     _, embeddings, _ = model.loss(batch(), 0)
     assert model.commit(embeddings, 0) == {}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    ("method", "sampler"),
+    [
+        *(("simclr", {"name": name}) for name in ("hard", "random", "semi_hard", "semi_easy")),
+        ("simclr", {"name": "semi_hard", "candidates": 60}),
+        ("mocov2", {"name": "semi_hard"}),
+        ("byol", {"name": "semi_hard"}),
+    ],
+)
+def test_a_rank_draws_the_pairs_one_process_would_for_its_rows(
+    method: str, sampler: dict[str, Any], world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = learner(method, {"sampler": {"negatives": 4} | sampler})
+    whole = random_embeddings(model.intra.directions, 8, model.intra.dim)
+
+    def drawn(embeddings: Embeddings) -> Pairs:
+        seed(model, 5)
+        return pairs_of(model, embeddings)
+
+    expected = drawn(whole)
+    assert len(expected.positive.unique()) > 1
+    assert (expected.negative.numel() > 0) == model.intra.uses_negatives
+    monkeypatch.setattr(dist, "world", lambda: world)
+    for rank in range(world):
+        monkeypatch.setattr(dist, "rank", lambda rank=rank: rank)
+        mine = dist.slice_of_rank(8)
+        parts = (part[:, mine] for part in (whole.query, whole.target, whole.inter_query))
+        found = drawn(Embeddings(whole.index[mine], *parts, whole.feature[mine]))
+        rows = torch.arange(len(expected.positive)).view(-1, 8)[:, mine].flatten()  # of every direction
+        assert torch.equal(found.positive, expected.positive[rows])
+        assert torch.equal(found.negative, expected.negative[rows])
 
 
 def cosine_after_margin(cosine: float, margin: float, kind: str) -> float:

@@ -4,7 +4,7 @@
 batch; an anchor takes the K entries of its pool that come first in it. For one anchor that is exactly uniform without
 replacement over its pool. It costs N random numbers instead of A·N, and makes the draw of an anchor independent of
 which other anchors are in its batch: however a batch is divided over ranks, each anchor gets the same pairs, provided
-the ranks' generators agree. The price: within one step the draws of two anchors are correlated (where their pools
+the ranks' random numbers agree. The price: within one step the draws of two anchors are correlated (where their pools
 overlap they prefer the same entries). Between steps they are independent.
 
 **Ties.** Entries equally similar to the anchor are ordered by bank index, so a pool is one exact set; with candidates,
@@ -84,22 +84,16 @@ class Sampler(ABC):
         index: Tensor,  # (A,) the anchors' own images
         bank: Bank,
         generator: torch.Generator | None = None,
-        total: int | None = None,
-        first: int = 0,
     ) -> Pairs:
         """One positive and min(K, N) negatives for each anchor, as indices into the bank; −1 where too few exist.
 
-        When these anchors are rows ``first : first + A`` of a batch of ``total`` divided over ranks, every rank passes
-        a generator in the same state and gets what one process would for these rows. A generator on the bank's device
-        avoids a copy from the host.
+        A generator on the bank's device avoids a copy from the host. Training calls the two halves, ``prepare`` and
+        ``complete``, with random numbers of the global batch.
         """
-        anchors, size = index.shape[0], bank.labels.shape[0]
-        total = first + anchors if total is None else total
-        assert first + anchors <= total, f"anchors {first}..{first + anchors} of a batch of {total}"
         source = bank.labels.device if generator is None else generator.device
-        priority = torch.randperm(size, generator=generator, device=source).to(bank.labels.device)
-        lots = torch.randint(2**62, (total,), generator=generator, device=source).to(bank.labels.device)
-        return self.select(query, index, bank, priority, lots[first : first + anchors])
+        priority = torch.randperm(bank.labels.shape[0], generator=generator, device=source).to(bank.labels.device)
+        lots = torch.randint(2**62, index.shape, generator=generator, device=source).to(bank.labels.device)
+        return self.select(query, index, bank, priority, lots)
 
     @torch.no_grad()
     def select(self, query: Tensor, index: Tensor, bank: Bank, priority: Tensor, lots: Tensor) -> Pairs:
