@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from interclr.types import Pairs, UserError
+from interclr.types import Config, Pairs, UserError
 
 
 class Bank(Protocol):
@@ -183,6 +184,21 @@ class SimilaritySampler(Sampler):
             key.masked_fill_(bank.labels == label[rows, None], torch.iinfo(torch.int64).min)
             result[rows] = self.pick(key, others[rows], bank, prepared.priority)
         return Negatives(result)
+
+
+class StrategyConfig(Config):
+    """What every strategy's configuration has. ``strategy`` is the class that it builds."""
+
+    strategy: ClassVar[type[Sampler]]
+    name: str
+    negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # K
+
+    def build(self) -> Sampler:
+        return self.strategy(self.count())
+
+    def count(self) -> int:
+        assert isinstance(self.negatives, int), "auto is resolved before anything is built"
+        return self.negatives
 
 
 def select_positive(index: Tensor, label: Tensor, bank: Bank, lots: Tensor) -> Tensor:
