@@ -18,12 +18,11 @@ from interclr import dist
 from interclr.bank import MemoryBank
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
+from interclr.losses import MarginKind
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
 from interclr.samplers.base import Prepared, select_positive
 from interclr.streams import start_beside, wait_for_side_streams
 from interclr.types import Batch, Config, Embeddings, Pairs
-
-MarginKind = Literal["cosine", "arc"]
 
 
 class InterConfig(Config):
