@@ -3,12 +3,16 @@
     OMP_NUM_THREADS=1 python benchmarks/sweep.py OUT synthetic-mocov2,synthetic-mocov2-interclr,… --jobs 2 \\
         --common monitor.every_epochs=0 seed=0 seed=1 seed=2
     cp OUT/sweep.json results/embedded/runs.json && python benchmarks/embedded_table.py
+    python benchmarks/embedded_table.py --check    fail if the page is not what the runs say
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +111,7 @@ def default_settings() -> list[str]:
     return lines
 
 
-def main() -> None:
+def page() -> str:
     runs: list[dict[str, Any]] = json.loads(RUNS.read_text())
     recipes = list(dict.fromkeys(run["recipe"] for run in runs))
     first = runs[0]
@@ -173,8 +177,18 @@ def main() -> None:
         "",
         *default_settings(),
     ]
-    PAGE.write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write docs/embedded.md from the runs in results/embedded.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is another")
+    given, text = parser.parse_args(words), page()
+    if given.check:
+        return int(not PAGE.exists() or PAGE.read_text() != text)
+    PAGE.write_text(text)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,9 +7,9 @@ Pixels are random: time does not depend on them. Prints JSON.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,9 +25,12 @@ from interclr.screen import Screen
 
 
 def main() -> None:
-    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
-    scale = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    n, q = 50_000 // scale, 10_000 // scale
+    parser = argparse.ArgumentParser(description="Time k-NN and linear heads at CIFAR-10's size, on random pixels.")
+    parser.add_argument("device", choices=("cuda", "cpu"), nargs="?", default="cuda")
+    parser.add_argument("scale", type=int, nargs="?", default=1, help="divide the sizes by this")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    n, q = 50_000 // given.scale, 10_000 // given.scale
 
     def wait() -> None:
         if device.type == "cuda":

@@ -7,17 +7,20 @@ Makes empty files in a temporary folder: listing reads names only. Prints JSON.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 
 def main() -> None:
-    files = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    folders = int(sys.argv[2]) if len(sys.argv) > 2 else 1_000
+    parser = argparse.ArgumentParser(description="Time how long a large folder takes to list.")
+    parser.add_argument("files", type=int, nargs="?", default=1_000_000)
+    parser.add_argument("folders", type=int, nargs="?", default=1_000)
+    given = parser.parse_args()
+    files, folders = given.files, given.folders
     with tempfile.TemporaryDirectory() as place:
         os.environ["INTERCLR_CACHE"] = str(Path(place) / "cache")
         root = Path(place) / "images"

@@ -6,8 +6,10 @@ python benchmarks/speed_table.py --check    fail if they are not what the report
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from interclr.bench.suite import lines_of
@@ -70,12 +72,15 @@ def filled(text: str, section: str, table: str) -> str:
     return before + begin + table + end + rest.split(end)[1]
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the tables of docs/performance.md from results/speed.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a table is another")
+    given = parser.parse_args(words)
     text = PAGE.read_text()
     wanted = text
     for section, table in (("measured", measured), ("candidates", candidates), ("peers", peers)):
         wanted = filled(wanted, section, table())
-    if "--check" in sys.argv:
+    if given.check:
         return int(text != wanted)
     PAGE.write_text(wanted)
     return 0

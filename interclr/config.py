@@ -18,7 +18,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from interclr.data.view_parameters import Positive, View
 from interclr.intra import MethodConfig, MoCoConfig
-from interclr.learner import InterConfig, MarginKind
+from interclr.learner import InterConfig
+from interclr.losses import MarginKind
 from interclr.models import BackboneConfig
 from interclr.optim import OptimiserConfig, SGDConfig
 from interclr.types import Config, UserError

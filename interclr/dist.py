@@ -44,11 +44,6 @@ def stop() -> None:
         torch_dist.destroy_process_group()
 
 
-def barrier() -> None:
-    if is_distributed():
-        torch_dist.barrier()
-
-
 def all_gather(tensor: Tensor) -> Tensor:
     """Concatenate every rank's ``tensor``, all of one size, along the first dimension, in rank order (no gradient)."""
     if world() == 1:

@@ -2,7 +2,8 @@
 
     loss = λ·intra + (1 − λ)·inter
 
-The bank is read as it was before the step; ``commit`` is the only place where it is written.
+A loss reads the bank as it was before the step and writes nothing. State is written in two places afterwards:
+``commit`` what the device can, beside the optimiser, then ``maintain`` what the host has to decide.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from interclr import dist
 from interclr.bank import MemoryBank
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
+from interclr.losses import MarginKind
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
 from interclr.samplers.base import Prepared, select_positive
 from interclr.streams import start_beside, wait_for_side_streams
 from interclr.types import Batch, Config, Embeddings, Pairs
-
-MarginKind = Literal["cosine", "arc"]
 
 
 class InterConfig(Config):
@@ -116,21 +116,12 @@ class Learner(nn.Module):
             target = self.bank.features[embeddings.index].float()
         return 2 - 2 * (embeddings.query * target).sum(-1).mean()
 
-    def commit(self, embeddings: Embeddings, step: int, epoch: int) -> dict[str, Tensor]:
-        """The one place where state is written: by the device, then what the host has to decide."""
-        terms = self.write(embeddings, epoch)
-        self.maintain(step, epoch)
-        return terms
-
-    def maintain(self, step: int, epoch: int) -> None:
-        if self.inter_active(epoch):
-            assert self.bank is not None
-            assert self.labels is not None
-            self.labels.maintain(self.bank, step)
-
     @torch.no_grad()
-    def write(self, embeddings: Embeddings, epoch: int) -> dict[str, Tensor]:
-        """Every rank gathers the same (index, feature) pairs and applies the same writes."""
+    def commit(self, embeddings: Embeddings, epoch: int) -> dict[str, Tensor]:
+        """Bank, labels and queue after the backward; nothing of it waits for the host. Terms to log.
+
+        Every rank gathers the same (index, feature) pairs and applies the same writes.
+        """
         terms: dict[str, Tensor] = {}
         if self.bank is not None and (self.intra.uses_bank or self.inter_active(epoch)):
             index, feature = dist.all_gather(embeddings.index), dist.all_gather(embeddings.feature)
@@ -141,6 +132,13 @@ class Learner(nn.Module):
                 self.bank.write(index, feature)
         self.intra.commit(embeddings)
         return terms
+
+    def maintain(self, step: int, epoch: int) -> None:
+        """The end of a step, which may wait for the host: repairs of small clusters."""
+        if self.inter_active(epoch):
+            assert self.bank is not None
+            assert self.labels is not None
+            self.labels.maintain(self.bank, step)
 
     def start_clusters(self, features: Tensor, generator: torch.Generator) -> None:
         """Fill the bank with features (N, D) of every image, which may be its own, and cluster them: once."""

@@ -118,6 +118,15 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def duration(seconds: float) -> str:
+    """Two figures a person can plan by."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
 class TrainingBar:
     def __init__(self, screen: Screen, total: int, first: int, progress: Progress | None = None, task: Any = None):
         self.screen, self.total, self.first, self.progress, self.task = screen, total, first, progress, task

@@ -19,6 +19,7 @@ from small_learner import (
     pairs_of,
     pixels,
     plan,
+    random_embeddings,
     seed,
     state,
     train_step,
@@ -26,9 +27,10 @@ from small_learner import (
 )
 from torch import Tensor
 
-from interclr import samplers
+from interclr import dist, samplers
 from interclr.bank import FIXED_POINT
 from interclr.learner import Learner
+from interclr.types import Embeddings, Pairs
 
 PER_METHOD = pytest.mark.parametrize("method", list(METHODS))
 
@@ -46,7 +48,7 @@ def no_inter_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             patch.setattr(sampler, "prepare", refuse)
         patch.setattr("interclr.learner.select_positive", refuse)
         patch.setattr("interclr.intra.base.cosines", refuse)
-        patch.setattr("interclr.labels.OnlineLabels.commit", refuse)
+        patch.setattr("interclr.labels.OnlineLabels.update", refuse)
         yield
 
 
@@ -144,7 +146,8 @@ def test_loss_writes_nothing_and_commit_writes_the_batch_alone(method: str, norm
     loss.backward()
     assert all(torch.equal(value, before[name]) for name, value in state(model).items())
 
-    model.commit(embeddings, step=0, epoch=0)
+    model.commit(embeddings, epoch=0)
+    model.maintain(step=0, epoch=0)
     changed = {name for name, value in state(model).items() if not torch.equal(value, before[name])}
     queue = {"intra.queue", "intra.queue_position"} if method == "mocov2" else set()
     bank = {"bank.features", "bank.sums", "bank.centroids"}
@@ -167,7 +170,41 @@ def test_loss_writes_nothing_and_commit_writes_the_batch_alone(method: str, norm
 def test_plain_methods_without_a_bank_commit_without_one() -> None:
     model = learner("simclr")
     _, embeddings, _ = model.loss(batch(), 0)
-    assert model.commit(embeddings, 0, 0) == {}
+    assert model.commit(embeddings, 0) == {}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    ("method", "sampler"),
+    [
+        *(("simclr", {"name": name}) for name in ("hard", "random", "semi_hard", "semi_easy")),
+        ("simclr", {"name": "semi_hard", "candidates": 60}),
+        ("mocov2", {"name": "semi_hard"}),
+        ("byol", {"name": "semi_hard"}),
+    ],
+)
+def test_a_rank_draws_the_pairs_one_process_would_for_its_rows(
+    method: str, sampler: dict[str, Any], world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = learner(method, {"sampler": {"negatives": 4} | sampler})
+    whole = random_embeddings(model.intra.directions, 8, model.intra.dim)
+
+    def drawn(embeddings: Embeddings) -> Pairs:
+        seed(model, 5)
+        return pairs_of(model, embeddings)
+
+    expected = drawn(whole)
+    assert len(expected.positive.unique()) > 1
+    assert (expected.negative.numel() > 0) == model.intra.uses_negatives
+    monkeypatch.setattr(dist, "world", lambda: world)
+    for rank in range(world):
+        monkeypatch.setattr(dist, "rank", lambda rank=rank: rank)
+        mine = dist.slice_of_rank(8)
+        parts = (part[:, mine] for part in (whole.query, whole.target, whole.inter_query))
+        found = drawn(Embeddings(whole.index[mine], *parts, whole.feature[mine]))
+        rows = torch.arange(len(expected.positive)).view(-1, 8)[:, mine].flatten()  # of every direction
+        assert torch.equal(found.positive, expected.positive[rows])
+        assert torch.equal(found.negative, expected.negative[rows])
 
 
 def cosine_after_margin(cosine: float, margin: float, kind: str) -> float:
@@ -211,14 +248,14 @@ def test_accumulated_gradient_is_the_mean_of_the_micro_batches(method: str) -> N
     schedule, data = plan(4, accumulate=2), pixels()
     model = learner(method, {})
     recorded: list[list[Tensor]] = []
-    calls = {"write": 0, "after_optimiser": 0}
-    count(model, "write", calls)
+    calls = {"commit": 0, "after_optimiser": 0}
+    count(model, "commit", calls)
     count(model.intra, "after_optimiser", calls)
     optimiser = torch.optim.SGD(model.intra.encoder.parameters(), lr=0.1)
     optimiser.step = lambda *_, **__: recorded.append([p.grad.clone() for p in model.intra.encoder.parameters()])  # type: ignore[method-assign]
     step = train_step(model, schedule, optimiser)
     terms = [step(images_of(number, 8, data), number) for number in range(2)]
-    assert calls == {"write": 2, "after_optimiser": 1}
+    assert calls == {"commit": 2, "after_optimiser": 1}
     assert len(recorded) == 1
 
     # The same by hand: the second micro-batch sees the bank and queue that the first has written.
@@ -233,7 +270,8 @@ def test_accumulated_gradient_is_the_mean_of_the_micro_batches(method: str) -> N
         other.zero_grad()
         loss.backward()
         separate.append([p.grad.clone() for p in other.intra.encoder.parameters()])
-        other.commit(embeddings, number, 0)
+        other.commit(embeddings, 0)
+        other.maintain(number, 0)
     for found, first, second in zip(recorded[0], *separate, strict=True):
         torch.testing.assert_close(found, (first + second) / 2, rtol=1e-4, atol=1e-6)
     assert all(torch.equal(value, other.bank.state_dict()[name]) for name, value in model.bank.state_dict().items())

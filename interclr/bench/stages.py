@@ -63,7 +63,7 @@ def measure_stages(prepared: Prepared, steps: int, screen: Screen) -> dict[str, 
         stages.watch(learner, "_complete_draw", "draw of pairs")
     stages.watch(prepared.optimiser, "step", "optimiser")
     stages.watch(learner.intra, "after_optimiser", "momentum encoder")
-    stages.watch(learner, "write", "commit to the bank")
+    stages.watch(learner, "commit", "commit to the bank")
     stages.watch(learner, "maintain", "commit to the bank")
     views = step.views
 

@@ -91,9 +91,8 @@ def parameters_from_uniforms(view: View, uniforms: Tensor, size: Tensor) -> View
     """Turn (B, ``UNIFORMS``) numbers in [0, 1) and (B, 2) heights and widths into the parameters of a view. Pure."""
     if uniforms.device.type == "cpu" and not torch.compiler.is_compiling():
         return _parameters_by_numpy(view, uniforms.numpy(), size.numpy())
-    # In double precision, where the device has it, so that rounding to whole pixels agrees between devices.
-    wide = uniforms.to(torch.float32 if uniforms.device.type == "mps" else torch.float64)
-    found = _parameters(torch, view, uniforms, wide, size.to(wide.dtype))
+    # In double precision, so that rounding to whole pixels agrees between devices.
+    found = _parameters(torch, view, uniforms, uniforms.double(), size.double())
     return ViewParameters(**{name: value.long() if name in WHOLE else value for name, value in found.items()})
 
 
@@ -168,13 +167,6 @@ def _first_fitting(tried: Any, fits: Any) -> Any:
         return tried[:, np.arange(len(fits)), fits.argmax(1)]
     first = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first of equal maxima
     return tried.gather(2, first.expand(2, -1, -1))[:, :, 0]
-
-
-def draw_parameters(
-    view: View, size: Tensor, generator: torch.Generator, total: int | None = None, first: int = 0
-) -> ViewParameters:
-    """Parameters for the images of ``size`` (B, 2), rows ``first`` to ``first + B`` of a global batch of ``total``."""
-    return parameters_from_uniforms(view, draw_uniforms(size, generator, total, first), size)
 
 
 def draw_uniforms(size: Tensor, generator: torch.Generator, total: int | None = None, first: int = 0) -> Tensor:

@@ -24,10 +24,12 @@ def engine_mode(settings: Settings, images: int, device: torch.device) -> tuple[
         )
     if wanted != "auto":
         return wanted, "asked for"
+    if device.type != "cuda":
+        return "eager", "compiling pays off on a GPU only"
+    if not kernels.installed():
+        return "eager", "without Triton nothing can be compiled"
     steps = int(settings.schedule.epochs) * (images // int(settings.data.batch))
     mode = "graph" if possible else "compile"
-    if device.type == "cuda" and not kernels.installed():
-        return "eager", "without Triton nothing can be compiled"
-    if device.type != "cuda" or steps < STEPS_TO_PAY_BACK[mode]:
+    if steps < STEPS_TO_PAY_BACK[mode]:
         return "eager", f"{steps:,} steps do not earn back the time to prepare more"
     return mode, f"{steps:,} steps"

@@ -1,5 +1,7 @@
 """Every ``auto`` becomes a number, chosen from the number of images, their size and the device, and is said aloud.
 
+Left are those that only the open data can tell (``data.resident``, ``engine.mode``, …): see ``pretrain``.
+
 The rules are rough on purpose: they have to work on 200 images and on 10 million. A recipe that knows better sets the
 value, and then nothing here touches it.
 """
@@ -64,8 +66,6 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     )
     _choose_candidates(tree, n, choose)
     choose("engine.precision", "fp32" if on_cpu else "bf16", _on(facts))
-    if on_cpu:
-        choose("engine.mode", "eager", "compiling pays off on a GPU only")
     epochs: int = tree["schedule"]["epochs"]
     choose("checkpoint.every_epochs", max(1, epochs // 20), f"{epochs} epochs")
     choose("inter.warmup_epochs", epochs // 2, f"half of {epochs} epochs")

@@ -60,7 +60,9 @@ class Plan:
 
 
 class TrainStep:
-    """views → loss → backward → optimiser → momentum encoder → commit.
+    """views → loss → backward → (commit | optimiser → momentum encoder) → maintain.
+
+    Neither side of ``|`` reads what the other writes: in a graph they run beside each other, else from left to right.
 
     ``mode`` is ``eager``, ``compile`` (encoders and views are compiled) or ``graph`` (all that follows the views is one
     CUDA graph; ResNets run on our own kernels). All compute the same function; fused kernels round differently.
@@ -197,9 +199,9 @@ class TrainStep:
                 loss, embeddings, terms = learner.loss(batch, epoch)
             self.scaler.scale(loss / self.plan.accumulate).backward()
         join_side_streams()
-        # Neither reads what the other writes.
+        # Beside each other: neither reads what the other writes.
         written: dict[str, Tensor]
-        written, _ = run_beside(lambda: learner.write(embeddings, epoch), lambda: self._update() if last else None)
+        written, _ = run_beside(lambda: learner.commit(embeddings, epoch), lambda: self._update() if last else None)
         return {"loss": loss.detach()} | terms | written
 
     def _update(self) -> None:

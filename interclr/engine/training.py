@@ -236,8 +236,7 @@ class Training:
         if dist.is_main():
             forget_result(self.folder)  # a finished run that goes on is not finished
             write_text(self.folder / "resolved.yaml", dump(self.settings))
-        loggers = self.settings.engine.loggers if dist.is_main() else ()
-        resume_step = self.step if self.resumed else None
+        loggers, resume_step = self.settings.engine.loggers, self.step if self.resumed else None
         self.loggers: list[Logger] = open_loggers(loggers, self.folder, resume_step) if dist.is_main() else []
         try:
             if self.resumed:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from interclr.bank import MemoryBank
-from interclr.losses import byol_mse, cosines, margin_nce
+from interclr.losses import MarginKind, byol_mse, cosines, margin_nce
 from interclr.models import Encoded, Encoder, joined, split_batch_norm, takes_views_together
 from interclr.types import Batch, Embeddings, Pairs
 
@@ -21,7 +20,7 @@ class Margin:
     """m of MarginNCE: above 0 is stricter, below 0 forgives noisy labels."""
 
     value: float = 0.0
-    kind: Literal["cosine", "arc"] = "cosine"
+    kind: MarginKind = "cosine"
 
 
 class IntraMethod(nn.Module, ABC):

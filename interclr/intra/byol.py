@@ -47,9 +47,9 @@ class BYOL(PositiveOnly):
         target, online = run_beside(lambda: self._targets(views), lambda: self.encode(self._forward, views))
         return Embeddings(
             index=batch.index,
-            query=by_direction([e[1] for e in online]),
+            query=by_direction([e.query for e in online]),
             target=torch.stack([e.projection for e in reversed(target)]),  # each query's is of the other view
-            inter_query=by_direction([e[3] for e in online]),
+            inter_query=by_direction([e.inter_query for e in online]),
             feature=mean_direction(by_direction([e.inter_projection for e in target])),
         )
 

@@ -56,9 +56,9 @@ class MoCo(IntraMethod):
         (target, features), encoded = run_beside(lambda: self._keys(keys), lambda: self.encode(self._forward, queries))
         return Embeddings(
             index=batch.index,
-            query=by_direction([e[1] for e in encoded]),
+            query=by_direction([e.query for e in encoded]),
             target=target,
-            inter_query=by_direction([e[3] for e in encoded]),
+            inter_query=by_direction([e.inter_query for e in encoded]),
             feature=mean_direction(features),
         )
 

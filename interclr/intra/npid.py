@@ -47,7 +47,8 @@ class NPID(IntraMethod):
         self.starts_from_features = config.bank_start == "features"
 
     def embed(self, batch: Batch) -> Embeddings:
-        query = torch.stack([self._forward(batch.views[0])[1]])  # (1, B, D)
+        (encoded,) = self.encode(self._forward, batch.views[:1])
+        query = torch.stack([encoded.query])  # (1, B, D)
         # The target of NPID is the image's own entry in the bank, which only ``loss`` may read.
         return Embeddings(batch.index, query, query.detach(), query, query[0].detach())
 

@@ -37,9 +37,9 @@ class SimCLR(IntraMethod):
 
     def embed(self, batch: Batch) -> Embeddings:
         # One forward of 2B: BatchNorm sees both views together, as in the original on one device.
-        encoded = self._forward(torch.cat(batch.views[:2]))
-        query = torch.stack(encoded[1].chunk(2))  # (2, B, D)
-        inter = torch.stack(encoded[3].chunk(2))
+        (encoded,) = self.encode(self._forward, [torch.cat(batch.views[:2])])
+        query = torch.stack(encoded.query.chunk(2))  # (2, B, D)
+        inter = torch.stack(encoded.inter_query.chunk(2))
         return Embeddings(batch.index, query, query.flip(0), inter, mean_direction(inter.detach()))
 
     def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:

@@ -40,10 +40,10 @@ class SimSiam(PositiveOnly):
         encoded = self.encode(self._forward, batch.views[:2])
         return Embeddings(
             index=batch.index,
-            query=torch.stack([e[1] for e in encoded]),
-            target=torch.stack([e[0].detach() for e in reversed(encoded)]),
-            inter_query=torch.stack([e[3] for e in encoded]),
-            feature=mean_direction(torch.stack([e[2].detach() for e in encoded])),
+            query=torch.stack([e.query for e in encoded]),
+            target=torch.stack([e.projection.detach() for e in reversed(encoded)]),
+            inter_query=torch.stack([e.inter_query for e in encoded]),
+            feature=mean_direction(torch.stack([e.inter_projection.detach() for e in encoded])),
         )
 
     def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:

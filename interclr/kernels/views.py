@@ -72,10 +72,10 @@ def make_views(
     sizes = (output_size, triton.next_power_of_2(output_size**2))
     output = pixels.new_empty((rows, output_size, output_size, 3), dtype=dtype)
     coloured = pixels.new_empty((rows, 3, output_size**2), dtype=torch.float32) if blur else output
-    line, solarised = (*luma, *mean, *std), kind.solarise > 0
+    line, solarised = (*mean, *std), kind.solarise > 0
     _make[(rows,)](
-        pixels, table, coloured, images, height, width, *line, *sizes, kind.blends, kind.jitter > 0 and kind.hue > 0,
-        kind.grey > 0, solarised, blur, num_warps=warps,
+        pixels, table, coloured, images, height, width, *luma, *line, *sizes, kind.blends,
+        kind.jitter > 0 and kind.hue > 0, kind.grey > 0, solarised, blur, num_warps=warps,
     )  # fmt: skip
     if blur:
         _blur[(rows,)](coloured, table, output, *line, *sizes, kind.blur_kernel, solarised, num_warps=warps)
@@ -330,9 +330,8 @@ def _mirrored(place, SIZE: tl.constexpr):
 
 @triton.jit
 def _blur(
-    coloured, table, output, of_red, of_green, of_blue,
-    red_mean, green_mean, blue_mean, red_std, green_std, blue_std, SIZE: tl.constexpr, PIXELS: tl.constexpr,
-    KERNEL: tl.constexpr, SOLARISED: tl.constexpr,
+    coloured, table, output, red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
+    SIZE: tl.constexpr, PIXELS: tl.constexpr, KERNEL: tl.constexpr, SOLARISED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     mine = table + row * PARAMETERS

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from PIL import Image
@@ -74,16 +75,11 @@ def read_gallery(
         if first is not None:
             gallery.features = embed_all(
                 backbone.to(device),
-                (images.to(device) for images in _chain(first, batches)),
+                (images.to(device) for images in chain([first], batches)),
                 transform,
                 progress=lambda done: progress(done, len(rows)),
             ).cpu()
     return gallery
-
-
-def _chain(first: Images, rest: Iterator[Images]) -> Iterator[Images]:
-    yield first
-    yield from rest
 
 
 def _batches(gallery: Gallery, rows: list[int]) -> Iterator[Images]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from interclr.config import Settings
 from interclr.run import checkpoint
+from interclr.screen import duration
 
 MOST = 600  # points of one curve
 METHODS = {"mocov2": "MoCo v2", "npidv2": "NPID v2", "byol": "BYOL", "simclr": "SimCLR", "simsiam": "SimSiam"}
@@ -116,14 +117,6 @@ def commands(folder: Path, result: dict[str, Any]) -> Records:
     if result.get("command"):
         shown.append({"label": "As it was started", "text": str(result["command"])})
     return shown
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

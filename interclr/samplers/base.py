@@ -4,7 +4,7 @@
 batch; an anchor takes the K entries of its pool that come first in it. For one anchor that is exactly uniform without
 replacement over its pool. It costs N random numbers instead of A·N, and makes the draw of an anchor independent of
 which other anchors are in its batch: however a batch is divided over ranks, each anchor gets the same pairs, provided
-the ranks' generators agree. The price: within one step the draws of two anchors are correlated (where their pools
+the ranks' random numbers agree. The price: within one step the draws of two anchors are correlated (where their pools
 overlap they prefer the same entries). Between steps they are independent.
 
 **Ties.** Entries equally similar to the anchor are ordered by bank index, so a pool is one exact set; with candidates,
@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from interclr.types import Pairs, UserError
+from interclr.types import Config, Pairs, UserError
 
 
 class Bank(Protocol):
@@ -84,22 +85,16 @@ class Sampler(ABC):
         index: Tensor,  # (A,) the anchors' own images
         bank: Bank,
         generator: torch.Generator | None = None,
-        total: int | None = None,
-        first: int = 0,
     ) -> Pairs:
         """One positive and min(K, N) negatives for each anchor, as indices into the bank; −1 where too few exist.
 
-        When these anchors are rows ``first : first + A`` of a batch of ``total`` divided over ranks, every rank passes
-        a generator in the same state and gets what one process would for these rows. A generator on the bank's device
-        avoids a copy from the host.
+        A generator on the bank's device avoids a copy from the host. Training calls the two halves, ``prepare`` and
+        ``complete``, with random numbers of the global batch.
         """
-        anchors, size = index.shape[0], bank.labels.shape[0]
-        total = first + anchors if total is None else total
-        assert first + anchors <= total, f"anchors {first}..{first + anchors} of a batch of {total}"
         source = bank.labels.device if generator is None else generator.device
-        priority = torch.randperm(size, generator=generator, device=source).to(bank.labels.device)
-        lots = torch.randint(2**62, (total,), generator=generator, device=source).to(bank.labels.device)
-        return self.select(query, index, bank, priority, lots[first : first + anchors])
+        priority = torch.randperm(bank.labels.shape[0], generator=generator, device=source).to(bank.labels.device)
+        lots = torch.randint(2**62, index.shape, generator=generator, device=source).to(bank.labels.device)
+        return self.select(query, index, bank, priority, lots)
 
     @torch.no_grad()
     def select(self, query: Tensor, index: Tensor, bank: Bank, priority: Tensor, lots: Tensor) -> Pairs:
@@ -189,6 +184,21 @@ class SimilaritySampler(Sampler):
             key.masked_fill_(bank.labels == label[rows, None], torch.iinfo(torch.int64).min)
             result[rows] = self.pick(key, others[rows], bank, prepared.priority)
         return Negatives(result)
+
+
+class StrategyConfig(Config):
+    """What every strategy's configuration has. ``strategy`` is the class that it builds."""
+
+    strategy: ClassVar[type[Sampler]]
+    name: str
+    negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # K
+
+    def build(self) -> Sampler:
+        return self.strategy(self.count())
+
+    def count(self) -> int:
+        assert isinstance(self.negatives, int), "auto is resolved before anything is built"
+        return self.negatives
 
 
 def select_positive(index: Tensor, label: Tensor, bank: Bank, lots: Tensor) -> Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from interclr.samplers.base import Bank, SimilaritySampler
-from interclr.types import Config
+from interclr.samplers.base import Bank, SimilaritySampler, StrategyConfig
 
 
 class Hard(SimilaritySampler):
@@ -21,10 +19,6 @@ class Hard(SimilaritySampler):
         return nearest.masked_fill_(torch.arange(width, device=key.device) >= others, -1)
 
 
-class HardConfig(Config):
+class HardConfig(StrategyConfig):
+    strategy: ClassVar = Hard
     name: Literal["hard"] = "hard"
-    negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # K
-
-    def build(self) -> Hard:
-        assert isinstance(self.negatives, int), "auto is resolved before anything is built"
-        return Hard(self.negatives)

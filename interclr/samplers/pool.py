@@ -13,14 +13,23 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from interclr import kernels
-from interclr.samplers.base import Bank, Candidates, Negatives, Prepared, SimilaritySampler, ranking_key
+from interclr.samplers.base import (
+    Bank,
+    Candidates,
+    Negatives,
+    Prepared,
+    SimilaritySampler,
+    StrategyConfig,
+    ranking_key,
+)
 from interclr.types import UserError
 
 SAMPLE = 512  # scores per anchor, at most, that a CPU looks at to guess what the pool leaves out
@@ -141,6 +150,18 @@ class PoolSampler(SimilaritySampler):
         # As a ratio of integers, because in floating point ceil(0.1 · 70) is 8. Nine digits leave room in int64.
         fraction = Fraction(self.pool_fraction).limit_denominator(10**9)
         return max(fraction, Fraction(1, 10**9)).as_integer_ratio()
+
+
+class PoolConfig(StrategyConfig):
+    strategy: ClassVar[type[PoolSampler]]
+    pool_fraction: Annotated[float, Field(gt=0, le=1)] = 0.1  # share of Sⁿ drawn from
+    candidates: Annotated[int, Field(ge=1)] | Literal["auto", "all"] = (
+        "auto"  # M: rank a sample of the bank; all: exact
+    )
+
+    def build(self) -> PoolSampler:
+        candidates = self.candidates if isinstance(self.candidates, int) else None  # auto that nobody settled: exact
+        return self.strategy(self.count(), self.pool_fraction, candidates=candidates)
 
 
 def first_true(mask: Any, width: int | None = None) -> tuple[Any, Any]:

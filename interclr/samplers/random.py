@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from interclr.samplers.base import Bank, Negatives, Prepared, Sampler
-from interclr.types import Config
+from interclr.samplers.base import Bank, Negatives, Prepared, Sampler, StrategyConfig
 
 
 class Random(Sampler):
@@ -35,10 +33,6 @@ class Random(Sampler):
         return Negatives(negative.masked_fill_(slot >= (size - bank.counts[label])[:, None], -1))
 
 
-class RandomConfig(Config):
+class RandomConfig(StrategyConfig):
+    strategy: ClassVar = Random
     name: Literal["random"] = "random"
-    negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # K
-
-    def build(self) -> Random:
-        assert isinstance(self.negatives, int), "auto is resolved before anything is built"
-        return Random(self.negatives)

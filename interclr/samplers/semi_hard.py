@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from interclr.samplers.pool import PoolSampler
-from interclr.types import Config
+from interclr.samplers.pool import PoolConfig, PoolSampler
 
 
 class SemiHard(PoolSampler):
     """K at random, without replacement, from the nearest ``pool_fraction`` of Sⁿ."""
 
 
-class SemiHardConfig(Config):
+class SemiHardConfig(PoolConfig):
+    strategy: ClassVar = SemiHard
     name: Literal["semi_hard"] = "semi_hard"
-    negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"  # K
-    pool_fraction: Annotated[float, Field(gt=0, le=1)] = 0.1  # share of Sⁿ drawn from
-    candidates: Annotated[int, Field(ge=1)] | Literal["auto", "all"] = (
-        "auto"  # M: rank a sample of the bank; all: exact
-    )
-
-    def build(self) -> SemiHard:
-        assert isinstance(self.negatives, int), "auto is resolved before anything is built"
-        candidates = self.candidates if isinstance(self.candidates, int) else None  # auto that nobody settled: exact
-        return SemiHard(self.negatives, self.pool_fraction, candidates=candidates)

@@ -35,7 +35,7 @@ def draw(out: Path, study: Study, document: dict[str, Any]) -> None:
         else:
             _bars(out / "figure", study, cells, metric)
     if metric == YARDSTICK:
-        _label_free(out / "label_free", study, document)
+        _label_free(out / "label_free", document)
 
 
 def _of(cells: list[dict[str, Any]], metric: str) -> tuple[list[float], list[float]]:
@@ -153,7 +153,7 @@ def _name(axes: Axes, study: Study, metric: str, seeds: str) -> None:
     axes.text(0, 1.02, seeds, transform=axes.transAxes, fontsize=9, color=GREY)
 
 
-def _label_free(path: Path, study: Study, document: dict[str, Any]) -> None:
+def _label_free(path: Path, document: dict[str, Any]) -> None:
     """k-NN over each label-free figure, one point a cell, the rank correlation above; better is to the right."""
     cells = [cell for cell in document["cells"] if YARDSTICK in cell["summary"]]
     metrics = [name for name in LABEL_FREE if sum(name in cell["summary"] for cell in cells) > 1]

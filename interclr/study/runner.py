@@ -23,7 +23,7 @@ from interclr.engine import pretrain
 from interclr.engine.dataset import open_training_source
 from interclr.run.files import write_text
 from interclr.run.folder import Run
-from interclr.screen import Screen, TrainingBar
+from interclr.screen import Screen, TrainingBar, duration
 from interclr.study.figures import draw
 from interclr.study.plan import Cell, default_recipe, plan
 from interclr.study.schema import Study, open_studies
@@ -301,15 +301,6 @@ class Work:
         self.screen.warn(
             f"{cell.name}, seed {cell.seed} failed, the others go on: {' '.join(str(error).split())[:300]}"
         )
-
-
-def duration(seconds: float) -> str:
-    """Two figures a person can plan by."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import yaml
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from interclr.data.view_parameters import View, ViewParameters
+from interclr.data.view_parameters import View, ViewParameters, draw_uniforms, parameters_from_uniforms
 
 TOLERANCE = 1e-5
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -42,6 +42,13 @@ def recipe(name: str) -> list[View]:
 
 def sizes(height: int, width: int, count: int) -> Tensor:
     return torch.tensor([[height, width]]).expand(count, 2)
+
+
+def draw_parameters(
+    view: View, size: Tensor, generator: torch.Generator, total: int | None = None, first: int = 0
+) -> ViewParameters:
+    """Parameters for the images of ``size`` (B, 2), rows ``first`` to ``first + B`` of a global batch of ``total``."""
+    return parameters_from_uniforms(view, draw_uniforms(size, generator, total, first), size)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:

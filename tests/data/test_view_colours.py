@@ -9,11 +9,12 @@ import torch
 from torchvision.transforms.v2 import functional as F
 
 from interclr.data.colour import HUE, _jitter_by_slots, _jitter_by_turns, jitter, rotate_hue, solarise, to_grey
-from interclr.data.view_parameters import View, draw_parameters
+from interclr.data.view_parameters import View
 from interclr.data.views import apply_view
 
 from .like_torchvision import (
     close,
+    draw_parameters,
     random_pixels,
     seeded,
     sizes,

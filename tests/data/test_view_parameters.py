@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from interclr.data import view_parameters as module
-from interclr.data.view_parameters import UNIFORMS, View, draw_parameters, parameters_from_uniforms
+from interclr.data.view_parameters import UNIFORMS, View, parameters_from_uniforms
 from interclr.data.views import Views, centre_crop
 from interclr.types import Images, UserError
 
@@ -24,6 +24,7 @@ from .like_torchvision import (
     FULL,
     MEAN,
     STD,
+    draw_parameters,
     random_pixels,
     recipe,
     seeded,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from interclr.data import views as module
-from interclr.data.view_parameters import UNIFORMS, View, draw_parameters, parameters_from_uniforms
+from interclr.data.view_parameters import UNIFORMS, View, parameters_from_uniforms
 from interclr.data.views import Views, apply_view, blur_matrix, centre_crop, image_sizes, resample, resize_weights
 from interclr.types import Images
 
@@ -21,6 +21,7 @@ from .like_torchvision import (
     STD,
     TOLERANCE,
     close,
+    draw_parameters,
     random_pixels,
     recipe,
     seeded,

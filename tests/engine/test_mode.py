@@ -36,6 +36,10 @@ def test_the_mode_suits_the_run(overrides: list[str], images: int, device: torch
     assert why
 
 
+def test_a_cpu_is_told_why_nothing_is_compiled() -> None:
+    assert engine_mode(cifar(), 50_000, CPU) == ("eager", "compiling pays off on a GPU only")
+
+
 @pytest.mark.parametrize(
     ("overrides", "device"), [([], CPU), (["engine.accumulate=2"], GPU), (["engine.precision=fp16"], GPU)]
 )

@@ -66,8 +66,8 @@ def test_one_view_and_its_own_encoder_in_the_bank() -> None:
 def test_steps_read_the_bank_from_before_and_write_with_momentum_one_half(inter: dict[str, object] | None) -> None:
     model, data = learner("npidv2", inter), pixels()
     seen = {}
-    write, schedule = model.write, plan(4)
-    model.write = lambda embeddings, *rest: seen.update(e=embeddings) or write(embeddings, *rest)  # type: ignore[method-assign]
+    commit, schedule = model.commit, plan(4)
+    model.commit = lambda embeddings, *rest: seen.update(e=embeddings) or commit(embeddings, *rest)  # type: ignore[method-assign]
     step = train_step(model, schedule)
     for number in range(4):
         before = model.bank.features.clone()

@@ -98,22 +98,6 @@ def test_every_subset_of_the_pool_is_equally_likely(strategy, fraction):
 
 
 @every_strategy
-def test_a_batch_divided_over_ranks_gets_the_pairs_of_the_whole(strategy):
-    labels = torch.randint(0, 6, (80,), generator=torch.Generator().manual_seed(1)).tolist()
-    bank = grid_bank(labels)
-    index = torch.arange(0, 80, 5)
-    query = bank.features[index]
-    sampler = STRATEGIES[strategy](5, 0.2)
-    whole = sampler.draw(query, index, bank, torch.Generator().manual_seed(9))
-    for first, last in [(0, 4), (4, 5), (5, 16)]:
-        part = sampler.draw(
-            query[first:last], index[first:last], bank, torch.Generator().manual_seed(9), total=16, first=first
-        )
-        assert torch.equal(part.positive, whole.positive[first:last])
-        assert torch.equal(part.negative, whole.negative[first:last])
-
-
-@every_strategy
 def test_all_anchors_of_a_batch_share_one_priority(strategy):
     """The documented price: the same anchor twice in a batch draws the same negatives, in another step others."""
     bank = grid_bank([0, 1, 2, 3] * 20)
