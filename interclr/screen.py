@@ -31,6 +31,13 @@ class Screen:
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, emoji=False)
         self.silent = quiet or not dist.is_main()
+        self.said: set[str] = set()
+
+    def say_once(self, text: str) -> None:
+        """What is true of several steps of one command, and would be said by each."""
+        if text not in self.said:
+            self.said.add(text)
+            self.say(text)
 
     def say(self, text: str) -> None:
         if not self.silent:

@@ -280,7 +280,7 @@ def _split(spec: str, train: Source, root: Path | None, max_side: int, screen: S
         raise UserError(f"{spec} has no test split, and with one image of every class none can be lent to it")
     chosen = set(test_rows)
     train_rows = [row for row in range(len(train)) if row not in chosen]
-    screen.say(f"no test split: {len(chosen)} of {len(train)} images, a fifth of every class, are tested on")
+    screen.say_once(f"no test split: {len(chosen)} of {len(train)} images, a fifth of every class, are tested on")
     return Subset(train, train_rows), Subset(train, sorted(chosen))
 
 
@@ -291,7 +291,7 @@ def _labelled(source: Source, screen: Screen) -> Source:
     known = (source.labels >= 0).nonzero().flatten()
     if len(known) == len(source):
         return source
-    screen.say(f"{len(source) - len(known):,} of {len(source):,} images of {source.name} have no label: left out")
+    screen.say_once(f"{len(source) - len(known):,} of {len(source):,} images of {source.name} have no label: left out")
     return Subset(source, known.tolist())
 
 

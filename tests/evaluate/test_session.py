@@ -179,6 +179,13 @@ def test_of_several_one_that_fails_is_an_error_after_the_others(run: Path, tmp_p
     assert not (tmp_path / "all.json").exists()
 
 
+def test_a_lent_test_split_is_told_once(run: Path, tmp_path: Path) -> None:
+    stream = StringIO()
+    request = Request(str(run), str(class_folder(tmp_path / "images")), tmp_path / "out")
+    evaluate(["knn", "svm"], PROTOCOLS, request, [], Screen(Console(file=stream, width=200)))
+    assert stream.getvalue().count("no test split: 20 of 80 images") == 1
+
+
 def test_a_folder_without_a_test_split_lends_a_fifth_of_every_class(run: Path, tmp_path: Path) -> None:
     folder = class_folder(tmp_path / "images")
     figures = [measure(["knn"], str(run), data=str(folder), out=tmp_path / name)["knn"] for name in ("a", "b")]
