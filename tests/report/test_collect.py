@@ -57,6 +57,7 @@ def test_a_report_of_a_finished_run_has_everything(finished: Path) -> None:
     titles = [curve["title"] for curve in content["curves"]]
     assert titles[:3] == ["Loss", "k-NN accuracy", "Learning rate"]
     assert {"Cluster sizes", "Cluster balance", "Effective rank", "Uniformity"} <= set(titles)
+    assert titles[titles.index("Uniformity") + 1] == "Alignment"  # the two are read together
     images = content["images"]
     assert images["ownBank"]
     assert images["count"] == images["total"] == 64
