@@ -626,7 +626,8 @@
       const stack = make("div", { class: "stack" });
       if (found.false) {
         const most = Math.max(0.0001, ...Object.values(found.false));
-        stack.append(make("div", { class: "card" }, make("h3", {}, "Share of false negatives"), make("div", { class: "bars", id: "false-negatives" },
+        stack.append(make("div", { class: "card" }, make("h3", {}, "Share of false negatives"),
+          make("p", { class: "muted" }, `Of ${found.counted === 1 ? "one negative" : `${found.counted} negatives`} an anchor: as many for every strategy, and no more than the smallest pool holds.`), make("div", { class: "bars", id: "false-negatives" },
           ...Object.entries(found.false).flatMap(([name, share]) => {
             const bar = make("i", {});
             bar.style.width = `${(100 * share) / most}%`;

@@ -313,8 +313,21 @@ def test_negatives_come_from_other_clusters_and_false_ones_are_counted() -> None
     everything = findings.negatives(bank, torch.zeros(60, dtype=torch.int64), [0], 0.5)
     assert everything is not None
     assert set(everything["false"].values()) == {1.0}
+    assert everything["counted"] == 20  # half of the 40 in other clusters
     one = MemoryBank(4, 2, 1)
     assert findings.negatives(one, None, [0], 0.1) is None
+
+
+def test_shares_of_false_negatives_are_of_as_many_for_every_strategy() -> None:
+    """Whoever counts more of the nearest than the pool holds makes hard negatives look better than semi-hard ones."""
+    angle = torch.arange(160) * 0.01  # images lie in a row, in alternate clusters, and have their neighbours' label
+    bank = MemoryBank(160, 2, 2)
+    bank.fill(torch.stack([angle.cos(), angle.sin()], 1))
+    bank.assign(torch.arange(160) % 2)
+    found = findings.negatives(bank, torch.arange(160) // 16, [0], 0.1)
+    assert found is not None
+    assert found["counted"] == 8  # the semi-hard pool: a tenth of 80
+    assert found["false"]["Hard"] == found["false"]["Semi-hard"] > found["false"]["Random"]
 
 
 def test_the_map_is_repeatable_and_keeps_neighbours_together() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from PIL import Image
 from tiny_runs import INTER, tiny, train, write_images
@@ -87,6 +88,30 @@ def test_negatives_by_strategy(runs: dict[str, Path], tmp_path: Path) -> None:
     assert count(pixels(tmp_path / "bank"), RED) > 200
     plot_negatives(runs["intra"], tmp_path / "plain", anchors=2, negatives=4)
     assert (pixels(tmp_path / "plain") < 128).any()
+
+
+def test_negatives_are_drawn_from_the_runs_own_pool(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda _, title, **options: titles.append(title))
+    shares: list[tuple[int, float]] = []
+    real = gallery.false_negatives
+
+    def noted(bank: Any, sampler: Any, *rest: Any) -> float | None:
+        shares.append((sampler.negatives, sampler.pool_fraction))
+        return real(bank, sampler, *rest)
+
+    monkeypatch.setattr(gallery, "false_negatives", noted)
+    plot_negatives(runs["both"], tmp_path / "own", anchors=1)  # INTER has a pool of a half
+    assert "farthest 50 %" in titles[-1]
+    assert {fraction for _, fraction in shares[1:4:2]} == {0.5}
+    shares.clear()
+    plot_negatives(runs["both"], tmp_path / "given", anchors=1, pool_fraction=0.05)
+    assert "farthest 5 %" in titles[-1]
+    (counted,) = {count for count, _ in shares}  # as many for all
+    assert counted < 10
+    assert f"shares of {counted} an anchor" in titles[-1]
 
 
 def test_without_labels_there_are_no_frames(runs: dict[str, Path], tmp_path: Path) -> None:
