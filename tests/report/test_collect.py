@@ -101,6 +101,30 @@ def test_it_says_where_it_is_and_leaves_nothing_else(finished: Path, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["duplicates.csv", "report.html"]
 
 
+@pytest.mark.parametrize(
+    ("out", "file"),
+    [
+        ("page.html", "page.html"),
+        ("new/page.HTM", "new/page.HTM"),
+        ("pages", "pages/report.html"),
+        ("pages/", "pages/report.html"),
+        ("v1.2", "v1.2/report.html"),
+        ("site.html/", "site.html/report.html"),
+    ],
+)
+def test_what_is_not_named_like_a_page_is_a_folder(finished: Path, tmp_path: Path, out: str, file: str) -> None:
+    written = report(finished, screen=QUIET, points=4, out=f"{tmp_path}/{out}")
+    assert written == tmp_path / file
+    assert written.read_text().startswith("<!doctype html>")
+
+
+def test_a_file_in_the_place_of_the_folder_is_said(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("mine")
+    with pytest.raises(UserError, match="choose another --out"):
+        report(finished, screen=QUIET, points=4, out=tmp_path / "page")
+    assert (tmp_path / "page").read_text() == "mine"
+
+
 def test_a_large_set_is_sampled(finished: Path) -> None:
     content = made(finished, points=20)
     images = content["images"]
