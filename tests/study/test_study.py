@@ -16,7 +16,7 @@ from tiny_runs import Heard, write_images
 from interclr.config import Settings, load_settings, recipe_names
 from interclr.run.folder import Run
 from interclr.screen import Screen
-from interclr.study import open_studies, parse_seeds, run_study, study_names, worker
+from interclr.study import open_studies, parse_seeds, run_study, runner, study_names, worker
 from interclr.study.plan import key_of, plan
 from interclr.study.schema import read_study
 from interclr.study.tables import label_free, spread, summarise
@@ -406,6 +406,35 @@ def test_studies_have_the_branch_from_the_start(name: str) -> None:
     for cell in plan(open_studies(name)[name], recipe, 2, (0,), "synthetic:600", ["engine.device=cpu"]):
         assert cell.settings.inter is not None
         assert cell.settings.inter.warmup_epochs == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [("nope", "nope does not exist"), ("cifar10", "interclr data get cifar10"), ("synthetic:1", "at least 2")],
+)
+def test_data_that_are_not_there_are_said_once_and_nothing_is_made(
+    own: Path, out: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch, data: str, says: str
+) -> None:
+    monkeypatch.setenv("INTERCLR_DATA", str(out.parent / "empty"))
+    heard = Heard()
+    with pytest.raises(UserError, match=says):
+        small(own, out, data=data, screen=heard.screen)
+    assert heard.text == ""
+    assert not out.exists()
+    assert calls == []
+
+
+def test_every_source_is_opened_once_before_the_plan_is_said(
+    own: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [f"{{name: '{count}', overrides: ['data.source=synthetic:{count}']}}" for count in (40, 48)]
+    own.write_text(f"title: t\nseeds: [0, 1]\ncells: [{', '.join(cells)}]")
+    opened: list[str] = []
+    real = runner.open_training_source
+    monkeypatch.setattr(runner, "open_training_source", lambda data: (opened.append(data.source), real(data))[1])
+    with pytest.raises(KeyboardInterrupt):
+        small(own, out, data=None, screen=_Stop(Heard().screen.console))
+    assert opened == ["synthetic:40", "synthetic:48"]
 
 
 def test_cells_of_other_images_are_not_averaged(own: Path, out: Path, tmp_path: Path) -> None:
