@@ -14,6 +14,7 @@ from sklearn.manifold import TSNE
 from interclr.data.canvas import on_canvas
 from interclr.evaluate.plots import figure
 from interclr.run.folder import Run
+from interclr.study.figures import keep_to_percent
 from interclr.study.subjects import CPU, Space, check_runs, choose, names_of, open_run, training_images
 from interclr.types import Images, UserError
 
@@ -115,6 +116,7 @@ def plot_curves(runs: Sequence[str | Path], out: str | Path, *, figures: Sequenc
                     points = [(line["epoch"], line["knn_before"]) for line in lines if "knn_before" in line] + points
                 if points:
                     axes.plot(*zip(*points, strict=True), color=f"C{number % 10}", marker="o" * (len(points) == 1))
+            keep_to_percent(axes, name)
             axes.set_title(CURVES.get(name, name), fontsize=11)
             axes.set_xlabel("epoch")
         for axes in panels[len(names) :]:

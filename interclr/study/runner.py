@@ -116,6 +116,8 @@ def _tell(documents: dict[str, dict[str, Any]], out: Path, screen: Screen) -> No
         shown += range(1 + len(table["columns"]), len(table["header"]))
         header, *rows = (tuple(row[place] for place in shown) for row in (table["header"], *table["rows"]))
         screen.table(f"{document['title']} ({name})", rows, header)
+        for note in table["notes"]:
+            screen.say(note)
     screen.say(f"tables, figures and raw results are in {out}")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,12 @@ from PIL import Image
 from tiny_runs import INTER, tiny, train, write_images
 
 from interclr.data.source import ArraySource, FileSource, UnreadableImage
-from interclr.study import gallery
+from interclr.study import figures, gallery
 from interclr.study.gallery import GREEN, RED, plot_negatives, plot_retrieval
 from interclr.study.plots import plot_curves, plot_tsne
+from interclr.study.schema import read_study
 from interclr.study.subjects import open_run, training_data
+from interclr.study.tables import label_free, summarise
 from interclr.types import UserError
 
 
@@ -157,6 +162,54 @@ def test_curves_of_several_runs(runs: dict[str, Path], tmp_path: Path) -> None:
     assert pixels(tmp_path / "some").shape[0] < picture.shape[0]
     with pytest.raises(UserError, match="no run has logged 'los'; there are: "):
         plot_curves([runs["intra"]], tmp_path / "x", figures=["los"])
+
+
+def cell(name: str, x: float, values: list[float]) -> dict[str, Any]:
+    summary = summarise([{"knn": value, "rank_me": x} for value in values])
+    curve = [{"epoch": 0.0, "knn_before": values[0]}, {"epoch": 1.0, "knn": values[-1]}]
+    return {"name": name, "x": x, "same_as": None, "summary": summary, "runs": [{"curve": curve}] * 2}
+
+
+@pytest.mark.parametrize("kind", ["curve", "bars", "over-epochs"])
+@pytest.mark.parametrize("values", [[100.0, 100.0], [97.0, 100.0], [0.0, 0.0], [0.2, 1.0]])
+def test_percentages_stay_between_0_and_100(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, values: list[float]
+) -> None:
+    cells = [cell(name, x, values) for name, x in (("a", 1), ("b", 2), ("c", 3), ("d", 5))]
+    free = label_free({each["name"]: each["summary"] for each in cells})
+    study = read_study(f"title: t\nfigure: {kind}\ncells: [{{name: a}}]", "t")
+    drawn: list[tuple[str, Axes]] = []
+    real = figures.figure
+
+    @contextmanager
+    def watched(path: Path, **options: Any) -> Iterator[list[Axes]]:
+        with real(path, **options) as panels:
+            yield panels
+            drawn.extend((path.name, axes) for axes in panels)
+
+    monkeypatch.setattr(figures, "figure", watched)
+    figures.draw(tmp_path, study, {"cells": cells, "label_free": free})
+    assert [name for name, _ in drawn] == ["figure", "label_free"]
+    for _, axes in drawn:
+        low, high = axes.get_ylim()
+        assert 0 <= low < high <= 100
+    assert drawn[-1][1].get_title() == "k-NN is equal in all cells"
+
+
+def test_k_nn_curves_stay_between_0_and_100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"epoch": epoch, "knn": 80.0 + 10 * epoch, "loss": 100.0 + 10 * epoch} for epoch in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    limits: dict[str, tuple[float, float]] = {}
+    real = Axes.set_title
+
+    def noted(axes: Axes, title: str, **options: Any) -> Any:
+        limits[title] = axes.get_ylim()
+        return real(axes, title, **options)
+
+    monkeypatch.setattr(Axes, "set_title", noted)
+    plot_curves([tmp_path], tmp_path / "curves")
+    assert limits["k-NN, %"][1] == 100
+    assert limits["loss"][1] > 120
 
 
 def test_what_is_not_a_run_is_said(tmp_path: Path) -> None:

@@ -351,6 +351,22 @@ def test_bad_requests(own: Path, out: Path) -> None:
         small(own, out)
 
 
+def test_cells_that_come_to_the_same_run_are_counted_once(own: Path, out: Path, calls: list[tuple[float, int]]) -> None:
+    """Of 64 images auto makes few clusters, and a tenth and a quarter of them are both 2; 1.01 times them is them."""
+    cells = {"k / 10": 0.1, "k / 4": 0.25, "k": 1, "1.01 k": 1.01, "2 k": 2}
+    lines = [f"- {{name: {name}, relative: {{inter.clusters: {factor}}}}}" for name, factor in cells.items()]
+    own.write_text("title: t\nfigure: curve\nseeds: [0]\ncells:\n" + "\n".join(lines))
+    given = [*(each for each in TINY if "clusters" not in each), "inter.sampler.negatives=1"]
+    heard = Heard()
+    document = small(own, out, overrides=given, screen=heard.screen)
+    assert len(calls) == 4  # auto and the number it comes to have folders of their own
+    assert [cell["same_as"] for cell in document["cells"]] == [None, "k / 10", None, "k", None]
+    assert all(entry["cells"] == 3 for entry in document["label_free"].values())
+    note = "With these images k / 4 is the same as k / 10, 1.01 k is the same as k: one run under several names"
+    assert note in (out / "table.md").read_text()
+    assert note in heard.text
+
+
 # Figures of merit.
 
 
@@ -392,8 +408,13 @@ def test_digits(mean: float, std: float | None, text: str) -> None:
 def test_no_rank_where_there_is_none() -> None:
     make: Callable[[float, float], Any] = lambda knn, rank: summarise([{"knn": knn, "rank_me": rank}])  # noqa: E731
     assert label_free({"a": make(1, 2), "b": make(2, 3)})["rank_me"]["spearman"] is None
+    assert label_free({"a": make(1, 2), "b": make(2, 3)})["rank_me"]["unranked"] == "fewer than three cells"
     same = {name: make(5, i) for i, name in enumerate("abcd")}
     assert label_free(same)["rank_me"]["spearman"] is None
+    assert label_free(same)["rank_me"]["unranked"] == "k-NN is equal in all cells"
+    level = {name: make(i, 5) for i, name in enumerate("abcd")}
+    assert label_free(level)["rank_me"]["unranked"] == "RankMe is equal in all cells"
+    assert label_free({name: make(i, i) for i, name in enumerate("abc")})["rank_me"]["unranked"] is None
     unlabelled = {name: summarise([{"rank_me": float(i)}]) for i, name in enumerate("abc")}
     assert label_free(unlabelled)["rank_me"]["chooses"] == "c"
     assert "lost" not in label_free(unlabelled)["rank_me"]
