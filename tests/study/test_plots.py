@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +18,13 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from tiny_runs import INTER, tiny, train, write_images
 
+from interclr.config import dump
 from interclr.data.source import ArraySource, FileSource, UnreadableImage
 from interclr.study import figures, gallery
 from interclr.study.gallery import GREEN, RED, plot_negatives, plot_retrieval
 from interclr.study.plots import plot_curves, plot_tsne
 from interclr.study.schema import read_study
-from interclr.study.subjects import open_run, training_data
+from interclr.study.subjects import open_run, titles, training_data
 from interclr.study.tables import label_free, summarise
 from interclr.types import UserError
 
@@ -162,6 +165,46 @@ def test_curves_of_several_runs(runs: dict[str, Path], tmp_path: Path) -> None:
     assert pixels(tmp_path / "some").shape[0] < picture.shape[0]
     with pytest.raises(UserError, match="no run has logged 'los'; there are: "):
         plot_curves([runs["intra"]], tmp_path / "x", figures=["los"])
+
+
+def cell_folder(home: Path, *overrides: str) -> Path:
+    """A cell of a study as it lies on disk, as far as its name goes."""
+    folder = home / "cells" / hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:12]
+    folder.mkdir(parents=True)
+    for name in ("cell.yaml", "resolved.yaml"):
+        (folder / name).write_text(dump(tiny(*INTER, *overrides)))
+    return folder
+
+
+def test_cells_are_called_by_what_they_vary(runs: dict[str, Path], tmp_path: Path) -> None:
+    few = cell_folder(tmp_path, "inter.clusters=2", "engine.log_every=1")
+    many = cell_folder(tmp_path, "inter.clusters=8", "inter.margin=0.25")
+    hard = cell_folder(tmp_path, "inter.sampler={name: hard, negatives: 2}")
+    assert titles([few, many]) == ["inter.clusters=2\ninter.margin=-0.5", "inter.clusters=8\ninter.margin=0.25"]
+    assert titles([runs["both"], cell_folder(tmp_path, "seed=1"), cell_folder(tmp_path, "seed=2")]) == [
+        "both",  # has a name already, and more that differs
+        "seed=1",
+        "seed=2",
+    ]
+    assert titles([few, hard])[1] == "inter.clusters=4\ninter.sampler=hard"
+    assert titles([few, few]) == [str(few)] * 2  # nothing tells them apart
+    assert titles([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
+
+
+def test_panels_of_cells_are_titled_by_what_they_vary(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = []
+    for key, seed in (("0123456789ab", 3), ("ba9876543210", 4)):
+        folder = Path(shutil.copytree(runs["both"], tmp_path / "cells" / key))
+        settings = (folder / "resolved.yaml").read_text()
+        (folder / "resolved.yaml").write_text(settings.replace("seed: 0", f"seed: {seed}"))
+        shutil.copy(folder / "resolved.yaml", folder / "cell.yaml")
+        cells.append(folder)
+    shown: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda _, title, **options: shown.append(title))
+    plot_tsne([runs["both"], *cells], tmp_path / "three", classes=2, images=2, views=3)
+    assert shown == ["both", "seed=3", "seed=4"]
 
 
 def cell(name: str, x: float, values: list[float]) -> dict[str, Any]:
