@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interclr.bank import MemoryBank
+from interclr.health import false_negatives
 from interclr.knn import nearest_rows
 from interclr.labels import auto_clusters, kmeans
 from interclr.samplers import Hard, Random, Sampler, SemiEasy, SemiHard
@@ -21,7 +22,7 @@ CLUSTERS, MEMBERS = 8, 12  # shown of each order, and images of each
 NEIGHBOURS = 10
 QUERIES = 8
 ANCHORS, NEGATIVES = 4, 10
-COUNTED_ANCHORS, COUNTED_NEGATIVES = 256, 32  # for the share of false negatives
+COUNTED_ANCHORS, COUNTED_NEGATIVES = 256, 32  # at most, for the share of false negatives
 LARGE_BANK = 100_000
 PAIRS, COPIES, OUTLIERS = 12, 4, 18
 Found = dict[str, Any]
@@ -149,24 +150,29 @@ def negatives(bank: MemoryBank, labels: Tensor | None, anchors: Sequence[int], p
             entry["draws"][name] = [[drawn[i], round(float(cosine[i]), 3)] for i in order]
             entry["positive"] = int(pairs.positive[row])
     found: Found = {"anchors": shown, "poolFraction": pool_fraction}
-    if labels is not None:
-        found["false"] = _false_negatives(bank, labels, pool_fraction, generator)
+    if labels is not None and bool((labels >= 0).any()):
+        found["counted"], found["false"] = _false_shares(bank, labels, pool_fraction, generator)
     return found
 
 
-def _false_negatives(
+def _false_shares(
     bank: MemoryBank, labels: Tensor, pool_fraction: float, generator: torch.Generator
-) -> dict[str, float]:
+) -> tuple[int, dict[str, float]]:
+    """How many negatives of an anchor are counted, and the share of false ones by strategy.
+
+    As many for all as the smallest pool holds: the nearest 13 are false more often than the nearest 32.
+    """
+    others = bank.size - int(bank.counts.max())  # of an anchor in the largest cluster
+    pools = [sampler.pool_size(others) for sampler in strategies(pool_fraction, 1).values()]
+    count = min(COUNTED_NEGATIVES, *pools)
     known = (labels >= 0).nonzero().flatten()
     wanted = COUNTED_ANCHORS if bank.size <= LARGE_BANK else COUNTED_ANCHORS // 8
     index = known[torch.randperm(len(known), generator=generator)[:wanted]]
-    shares = {}
-    for name, sampler in strategies(pool_fraction, COUNTED_NEGATIVES).items():
-        drawn = sampler.draw(bank.features[index].float(), index, bank, generator).negative
-        counted = (drawn >= 0) & (labels[drawn.clamp_min(0)] >= 0)
-        false = counted & (labels[drawn.clamp_min(0)] == labels[index][:, None])
-        shares[name] = round(int(false.sum()) / max(1, int(counted.sum())), 4)
-    return shares
+    shares = {
+        name: round(false_negatives(bank, sampler, labels, index, generator) or 0.0, 4)
+        for name, sampler in strategies(pool_fraction, count).items()
+    }
+    return count, shares
 
 
 # Duplicates and outliers.

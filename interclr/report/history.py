@@ -23,6 +23,7 @@ CURVES: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ("Learning rate", "", "", {"lr": "learning rate"}),
     ("Effective rank", "", "RankMe; near 1 is collapse", {"rank_me": "rank"}),
     ("Uniformity", "", "0: collapse, −4: spread out", {"uniformity": "uniformity"}),
+    ("Alignment", "", "0: two views agree, 2: unrelated", {"alignment": "alignment"}),
     (
         "Cluster sizes",
         "images",

@@ -141,6 +141,7 @@
     const marks = niceTicks(low, high, 4), gap = marks[1] - marks[0] || 0; // end on a mark where one is not far
     if (gap && high - marks[marks.length - 1] > 0.3 * gap) high = marks[marks.length - 1] + gap;
     if (gap && marks[0] - low > 0.3 * gap) low = marks[0] - gap;
+    if (curve.unit === "%") { low = Math.max(low, 0); high = Math.min(high, 100); }
     const first = Math.min(0, ...epochs), last = Math.max(...epochs) > first ? Math.max(...epochs) : first + 1;
     const summary = curve.series.map((s) => `${s.name} from ${show(s.y[0])} to ${show(s.y[s.y.length - 1])}${unit}`).join("; ");
     const svg = draw("svg", { role: "img", tabindex: "0", "aria-label": `${curve.title} by epoch: ${summary}. Arrow keys read values.` }, document.createElement("div"));
@@ -188,6 +189,11 @@
       while (high - low > 1) { const middle = (low + high) >> 1; if (xs[middle] < x) low = middle; else high = middle; }
       return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
     };
+    /** A series that begins late or ends early says nothing beyond half a step from its ends. */
+    const covers = (xs, x) => {
+      const end = xs.length - 1;
+      return end === 0 ? x === xs[0] : x >= xs[0] - (xs[1] - xs[0]) / 2 && x <= xs[end] + (xs[end] - xs[end - 1]) / 2;
+    };
 
     function point(stop) {
       at = stop;
@@ -197,6 +203,7 @@
       draw("line", { class: "cursor", x1: px(x), x2: px(x), y1: top, y2: height - bottom }, cursor);
       tip.replaceChildren(make("div", { class: "muted" }, `epoch ${show(x)}`));
       curve.series.forEach((s, i) => {
+        if (!covers(s.x, x)) return;
         const j = nearest(s.x, x);
         draw("circle", { cx: px(s.x[j]), cy: py(s.y[j]), r: 3.5 }, cursor).style.fill = `var(--c${(i % 4) + 1})`;
         tip.append(make("div", { class: "row" }, keyOf(i), s.name, make("b", {}, show(s.y[j]) + unit)));
@@ -619,7 +626,8 @@
       const stack = make("div", { class: "stack" });
       if (found.false) {
         const most = Math.max(0.0001, ...Object.values(found.false));
-        stack.append(make("div", { class: "card" }, make("h3", {}, "Share of false negatives"), make("div", { class: "bars", id: "false-negatives" },
+        stack.append(make("div", { class: "card" }, make("h3", {}, "Share of false negatives"),
+          make("p", { class: "muted" }, `Of ${found.counted === 1 ? "one negative" : `${found.counted} negatives`} an anchor: as many for every strategy, and no more than the smallest pool holds.`), make("div", { class: "bars", id: "false-negatives" },
           ...Object.entries(found.false).flatMap(([name, share]) => {
             const bar = make("i", {});
             bar.style.width = `${(100 * share) / most}%`;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from pathlib import Path
 
 import torch
@@ -29,6 +30,8 @@ def report(
 ) -> Path:
     """Write ``report.html`` of a run, into its folder unless ``out`` names a file or folder. Returns its path.
 
+    ``out`` is a file where it ends in .html or .htm; anything else is a folder, made where there is none.
+
     ``points`` is the number of images embedded for the map and everything that compares images; a larger set is
     sampled. An unfinished run is shown as its latest checkpoint has it. The same run gives the same bytes.
     """
@@ -37,8 +40,7 @@ def report(
         raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
     if not 2 <= points <= MOST_POINTS:
         raise UserError(f"--points {points}: from 2 to {MOST_POINTS:,} images can be shown")
-    target = Path(out) if out is not None else folder
-    target = target / "report.html" if target.is_dir() else target
+    target = _file_of(folder if out is None else out)
     content = collect(folder, points, device, screen)
     table = target.with_name("duplicates.csv" if target.name == "report.html" else f"{target.stem}-duplicates.csv")
     pairs = []
@@ -61,3 +63,10 @@ def report(
         exact = sum(kind == "exact" for kind, *_ in pairs)
         screen.say(f"duplicates: {table} ({exact:,} exact copies, then pairs from the closest on)")
     return target
+
+
+def _file_of(out: str | Path) -> Path:
+    """Browsers show a file without their suffix as source, so only what has it is a file."""
+    path = Path(out)
+    named = path.suffix.lower() in (".html", ".htm") and not str(out).endswith(os.sep)
+    return path if named and not path.is_dir() else path / "report.html"

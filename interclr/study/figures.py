@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -64,6 +65,7 @@ def _curve(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) -
         axes.set_xticks(xs, [f"{x:,.0f}" if x >= 100 else f"{x:g}".replace("-", "−") for x in xs])
         axes.minorticks_off()
         axes.margins(y=0.15)
+        keep_to_percent(axes, metric)
         _name(axes, study, metric, _seeds(cells, metric))
 
 
@@ -75,16 +77,15 @@ def _bars(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) ->
         places = list(range(len(cells)))
         colours = ["C0" if name != study.paper.best else "C1" for name in names]
         axes.bar(places, means, yerr=spreads if any(spreads) else None, capsize=4, width=0.62, color=colours)
-        for place, value, spread in zip(places, means, spreads, strict=True):
-            axes.annotate(
-                f"{value:.1f}", (place, value + spread), (0, 3), textcoords="offset points", ha="center", fontsize=10
-            )
         low, high = (
             min(m - s for m, s in zip(means, spreads, strict=True)),
             max(m + s for m, s in zip(means, spreads, strict=True)),
         )
         room = max(high - low, 0.02 * abs(high), 1e-3)
         axes.set_ylim(low - 0.6 * room if low - 0.6 * room > 0 or low < 0 else 0, high + 0.3 * room)
+        keep_to_percent(axes, metric)
+        for place, value, spread in zip(places, means, spreads, strict=True):
+            _label(axes, f"{value:.1f}", place, value, spread)
         axes.set_xticks(places, names)
         axes.grid(axis="x", visible=False)
         note = f", orange: {PAPER_MARK}" if study.paper.best in names else ""
@@ -113,6 +114,7 @@ def _over_epochs(path: Path, study: Study, cells: list[dict[str, Any]], metric: 
                 axes.fill_between(epochs, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend()
+        keep_to_percent(axes, metric)
         _name(axes, study, metric, _seeds([cell for cell in cells if metric in cell["summary"]], metric))
 
 
@@ -146,6 +148,38 @@ def _cost(path: Path, study: Study, cells: list[dict[str, Any]]) -> None:
         panels[0].set_title(study.title, loc="left")
 
 
+def keep_to_percent(axes: Axes, metric: str) -> None:
+    """No axis of percentages goes below 0 or beyond 100; what lies on the border is drawn whole."""
+    if metric != YARDSTICK:
+        return
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0), min(high, 100))
+    for line in axes.lines:
+        values = np.asarray(line.get_ydata(), dtype=float)
+        line.set_clip_on(bool(((values < 0) | (values > 100)).any()))  # the caps of a spread may lie beyond
+
+
+def _has_room(axes: Axes, y: float) -> bool:
+    """For a word above ``y``, below the title."""
+    low, high = axes.get_ylim()
+    return y + 0.08 * (high - low) <= high
+
+
+def _label(axes: Axes, text: str, place: float, value: float, spread: float) -> None:
+    """Above a bar and its spread, or inside it where the axis ends."""
+    above = _has_room(axes, value + spread)
+    axes.annotate(
+        text,
+        (place, value + spread if above else value - spread),
+        (0, 3 if above else -3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if above else "top",
+        color="black" if above else "white",
+        fontsize=10,
+    )
+
+
 def _name(axes: Axes, study: Study, metric: str, seeds: str) -> None:
     axes.set_xlabel(study.axis)
     axes.set_ylabel(LABELS[metric] if metric == YARDSTICK else f"{LABELS[metric]} (no labels)")
@@ -155,7 +189,7 @@ def _name(axes: Axes, study: Study, metric: str, seeds: str) -> None:
 
 def _label_free(path: Path, document: dict[str, Any]) -> None:
     """k-NN over each label-free figure, one point a cell, the rank correlation above; better is to the right."""
-    cells = [cell for cell in document["cells"] if YARDSTICK in cell["summary"]]
+    cells = [cell for cell in document["cells"] if YARDSTICK in cell["summary"] and cell["same_as"] is None]
     metrics = [name for name in LABEL_FREE if sum(name in cell["summary"] for cell in cells) > 1]
     if not metrics:
         return
@@ -165,23 +199,26 @@ def _label_free(path: Path, document: dict[str, Any]) -> None:
         for axes, metric in zip(panels, metrics, strict=True):
             here = [cell for cell in cells if metric in cell["summary"]]
             (xs, _), (ys, _) = _of(here, metric), _of(here, YARDSTICK)
-            axes.scatter(xs, ys, s=28)
+            axes.scatter(xs, ys, s=28, clip_on=False)
+            axes.margins(0.12)
+            axes.set_ylim(low - 0.12 * (high - low or 1), high + 0.15 * (high - low or 1))
+            keep_to_percent(axes, YARDSTICK)
             middle = (min(xs) + max(xs)) / 2
             for cell, x, y in zip(here, xs, ys, strict=True):
                 right = (x > middle) == LABEL_FREE[metric]  # names lean inwards, so that none leaves the panel
                 axes.annotate(
                     cell["name"],
                     (x, y),
-                    (-5 if right else 5, 4),
+                    (-5 if right else 5, 4 if _has_room(axes, y) else -4),
                     textcoords="offset points",
                     fontsize=8,
                     ha="right" if right else "left",
+                    va="bottom" if _has_room(axes, y) else "top",
                 )
-            found = document["label_free"].get(metric, {}).get("spearman")
-            axes.set_title("too few cells to rank" if found is None else f"rank correlation {found:+.2f}", fontsize=10)
+            found = document["label_free"][metric]
+            title = found["unranked"] or f"rank correlation {found['spearman']:+.2f}"
+            axes.set_title(title, fontsize=10)
             axes.set_xlabel(f"{LABELS[metric]}, better →")
-            axes.margins(0.12)
-            axes.set_ylim(low - 0.12 * (high - low or 1), high + 0.15 * (high - low or 1))
             if not LABEL_FREE[metric]:
                 axes.invert_xaxis()  # better is to the right in every panel
         panels[0].set_ylabel(LABELS[YARDSTICK])

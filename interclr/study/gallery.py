@@ -36,6 +36,7 @@ from interclr.study.subjects import (
 from interclr.types import Images, UserError
 
 TILE = 96  # largest side of a picture, pixels
+POOL_FRACTION = 0.1  # of a run whose sampler has none
 GREEN, RED, GREY = "#1a9641", "#d7191c", "0.45"
 
 
@@ -118,29 +119,31 @@ def plot_negatives(
     *,
     anchors: int = 3,
     negatives: int = 10,
-    pool_fraction: float = 0.1,
+    pool_fraction: float | None = None,
     seed: int = 0,
     device: torch.device = CPU,
 ) -> None:
     """What each strategy draws for some anchors from the run's memory bank, nearest first; false negatives framed red.
 
-    A run without clusters (λ = 1) gets them here, by k-means of its backbone's features. With labels, each row says
-    how much of what the strategy draws is false, over up to 512 anchors.
+    A run without clusters (λ = 1) gets them here, by k-means of its backbone's features. ``pool_fraction`` is that of
+    the run's sampler where it has one. With labels, each row says how much of what the strategy draws is false, over up
+    to 512 anchors and as many negatives for all strategies.
     """
     subject = open_run(run, device=device)
+    if pool_fraction is None:
+        inter = subject.settings.inter
+        pool_fraction = getattr(inter.sampler, "pool_fraction", POOL_FRACTION) if inter is not None else POOL_FRACTION
     held = training_data(subject.settings)
     bank, whose = _bank_of(subject, held)
     labels = held.labels
-    strategies: dict[str, Sampler] = {
-        "hard": Hard(negatives),
-        "semi-hard": SemiHard(negatives, pool_fraction),
-        "random": Random(negatives),
-        "semi-easy": SemiEasy(negatives, pool_fraction),
-    }
+    strategies = _strategies(pool_fraction, negatives)
     groups = choose(held.source, anchors, anchors if labels is None else 1, seed)
     chosen = torch.tensor([row for group in groups for row in group][:anchors])
     drawn = {name: _draw(sampler, bank, chosen, seed) for name, sampler in strategies.items()}
-    false = {} if labels is None else {n: _false_share(s, bank, labels, seed) for n, s in strategies.items()}
+    false, counted = {}, min(negatives, *(s.pool_size(bank.size - int(bank.counts.max())) for s in strategies.values()))
+    if labels is not None and bool((labels >= 0).any()):
+        counting = _strategies(pool_fraction, counted)
+        false = {name: _false_share(sampler, bank, labels, seed) for name, sampler in counting.items()}
     gap, lines = 0.3, len(chosen) * len(strategies)
     with figure(Path(out), width=0.86 * (negatives + 3), height=0.86 * (1 + gap) * lines + 0.6) as (axes,):
         for number, anchor in enumerate(chosen.tolist()):
@@ -158,8 +161,19 @@ def plot_negatives(
                     wrong = labels is not None and int(labels[row]) == int(labels[anchor]) >= 0
                     _tile(axes, _picture(held.images, row), 2.1 + place, y, RED if wrong else None, f"{cosine:.2f}")
         _frame_gallery(axes, 2.1 + negatives, lines * (1 + gap) + 0.25 * (len(chosen) - 1))
-        note = ", red: of the anchor's own class" if labels is not None else ""
-        axes.set_title(f"negatives from {whose}, cosine to the anchor above each{note}", loc="left", fontsize=10)
+        note = f", red: of the anchor's own class; shares of {counted} an anchor" if false else ""
+        pools = f"semi-hard and semi-easy: of the nearest and farthest {100 * pool_fraction:g} %"
+        title = f"negatives from {whose}, cosine to the anchor above each\n{pools}{note}"
+        axes.set_title(title, loc="left", fontsize=10)
+
+
+def _strategies(pool_fraction: float, count: int) -> dict[str, Sampler]:
+    return {
+        "hard": Hard(count),
+        "semi-hard": SemiHard(count, pool_fraction),
+        "random": Random(count),
+        "semi-easy": SemiEasy(count, pool_fraction),
+    }
 
 
 def _bank_of(subject: Subject, held: TrainingData) -> tuple[MemoryBank, str]:

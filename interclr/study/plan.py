@@ -19,7 +19,15 @@ from interclr.types import UserError
 AUTO = "auto"
 LEAST = {"inter.clusters": 2}
 # How a run is carried out or watched, not what it computes: a cell stays the same cell.
-NOT_HASHED = ("data.root", "data.workers", "data.resident", "engine.loggers", "engine.log_every", "checkpoint.keep")
+NOT_HASHED = (
+    "data.root",
+    "data.workers",
+    "data.resident",
+    "engine.device",
+    "engine.loggers",
+    "engine.log_every",
+    "checkpoint.keep",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +126,18 @@ def plan(
 
 def key_of(settings: Settings) -> str:
     """Equal for runs that compute the same. Of the device only the kind counts: what ``auto`` becomes depends on it."""
+    tree = what_is_computed(settings)
+    tree["engine"]["device"] = choose_device(settings.engine.device).type
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def what_is_computed(settings: Settings) -> dict[str, Any]:
+    """The settings without how and where they are carried out."""
     tree = settings.model_dump(mode="json")
     for path in NOT_HASHED:
         section, _, name = path.partition(".")
         tree[section].pop(name, None)
-    tree["engine"]["device"] = choose_device(settings.engine.device).type
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
+    return tree
 
 
 def _apply(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from sklearn.manifold import TSNE
 from interclr.data.canvas import on_canvas
 from interclr.evaluate.plots import figure
 from interclr.run.folder import Run
-from interclr.study.subjects import CPU, Space, check_runs, choose, names_of, open_run, training_images
+from interclr.study.figures import keep_to_percent
+from interclr.study.subjects import CPU, Space, check_runs, choose, names_of, open_run, titles, training_images
 from interclr.types import Images, UserError
 
 CURVES = {
@@ -105,7 +106,6 @@ def plot_curves(runs: Sequence[str | Path], out: str | Path, *, figures: Sequenc
     names = list(figures) or [name for name in CURVES if name in present]
     if not names:
         raise UserError("these runs have not logged anything yet")
-    titles = _apart([str(folder) for folder in folders])
     columns = min(3, len(names))
     with figure(Path(out), columns=columns, width=4.2, height=3.0, rows=-(-len(names) // columns)) as panels:
         for axes, name in zip(panels, names, strict=False):
@@ -115,21 +115,12 @@ def plot_curves(runs: Sequence[str | Path], out: str | Path, *, figures: Sequenc
                     points = [(line["epoch"], line["knn_before"]) for line in lines if "knn_before" in line] + points
                 if points:
                     axes.plot(*zip(*points, strict=True), color=f"C{number % 10}", marker="o" * (len(points) == 1))
+            keep_to_percent(axes, name)
             axes.set_title(CURVES.get(name, name), fontsize=11)
             axes.set_xlabel("epoch")
         for axes in panels[len(names) :]:
             axes.axis("off")
         if len(runs) > 1:
-            for number, title in enumerate(titles):
+            for number, title in enumerate(titles(folders)):
                 panels[0].plot([], [], color=f"C{number % 10}", label=title)
             panels[0].figure.legend(loc="outside lower center", ncols=min(4, len(runs)))
-
-
-def _apart(paths: list[str]) -> list[str]:
-    """The last parts of paths, as few as tell them apart."""
-    parts = [Path(path).parts for path in paths]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return paths

@@ -65,15 +65,16 @@ def run_study(
         each: plan(study, recipe, epochs, seeds, data, _on_device(overrides, devices))
         for each, study in studies.items()
     }
-    try:
-        (out / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from error
     work = Work(out / "cells", screen, max(jobs, len(devices)), list(devices))
     for each, study in studies.items():
         work.add(each, study, planned[each])
-        _warn_where_pointless(each, study, planned[each], screen)
     work.check_data()
+    try:
+        work.home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from error
+    for each, study in studies.items():
+        _warn_where_pointless(each, study, planned[each], screen)
     work.introduce(", ".join(study.title for study in studies.values()), probe)
     try:
         work.run()
@@ -115,6 +116,8 @@ def _tell(documents: dict[str, dict[str, Any]], out: Path, screen: Screen) -> No
         shown += range(1 + len(table["columns"]), len(table["header"]))
         header, *rows = (tuple(row[place] for place in shown) for row in (table["header"], *table["rows"]))
         screen.table(f"{document['title']} ({name})", rows, header)
+        for note in table["notes"]:
+            screen.say(note)
     screen.say(f"tables, figures and raw results are in {out}")
 
 
@@ -164,12 +167,16 @@ class Work:
         )
 
     def check_data(self) -> None:
-        """Cells are compared, so those that are finished and those still to train have to see the same images."""
+        """Open what is still to be trained on, each source once, before anything is made or said: one error is enough.
+
+        Cells are compared, so those that are finished and those still to train have to see the same images.
+        """
         waiting = {str(cell.settings.data.source): cell for cell in self.pending()}
         for name, cell in waiting.items():
+            source = open_training_source(cell.settings.data)
             others = [other for other in self.cells.values() if str(other.settings.data.source) == name]
             seen = {Run(self.folder(other)).result.get("fingerprint") for other in others} - {None}
-            if seen and seen != {open_training_source(cell.settings.data).fingerprint()}:
+            if seen and seen != {source.fingerprint()}:
                 raise UserError(
                     f"finished cells in {self.home} were trained on other images than {name} has now: choose another "
                     "--out, or restore the images"

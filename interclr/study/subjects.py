@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +26,13 @@ from interclr.models.heads import Encoded
 from interclr.run import checkpoint
 from interclr.run.folder import Run, load
 from interclr.screen import Screen
+from interclr.study.plan import what_is_computed
+from interclr.study.worker import CELL
 from interclr.types import Images, UserError
 
 Space = Literal["backbone", "embedding"]
 BATCH = 256
+MOST_WORDS = 3  # of what differs, in a title
 CPU = torch.device("cpu")
 
 
@@ -107,13 +110,59 @@ def training_images(settings: Settings, data: str | None = None) -> Source:
 
 
 def names_of(subjects: Sequence[Subject]) -> list[str]:
-    """What the paper calls them, by their λ; folder names where that does not tell them apart."""
+    """What the paper calls them, by their λ; by folder where that does not tell them apart."""
     names = []
     for subject in subjects:
         inter = subject.settings.inter
         weight = 1.0 if inter is None else inter.intra_weight
         names.append({1.0: "Intra-image only", 0.0: "Inter-image only"}.get(weight, "Intra- & inter-image"))
-    return names if len(set(names)) == len(names) else [subject.folder.name for subject in subjects]
+    return names if len(set(names)) == len(names) else titles([subject.folder for subject in subjects])
+
+
+def titles(folders: Sequence[Path]) -> list[str]:
+    """The last parts of paths, as few as tell them apart; of a study's cells, named by a hash, what they vary."""
+    paths = _apart(folders)
+    settled = [folder for folder in folders if (folder / "resolved.yaml").exists()]
+    cells = [folder for folder in settled if (folder / CELL).exists()]
+    compared = settled if len(cells) == 1 else cells
+    varied = differences([what_is_computed(Run(folder).settings) for folder in compared])
+    words = {folder: _words(varied, compared.index(folder)) for folder in cells} if varied else {}
+    names = [words.get(folder, path) for folder, path in zip(folders, paths, strict=True)]
+    return names if len(set(names)) == len(names) else paths
+
+
+def differences(trees: Sequence[Any], key: str = "") -> dict[str, list[Any]]:
+    """The values of the dotted keys in which ``trees`` differ; of components with other names only the names."""
+    if all(tree == trees[0] for tree in trees):
+        return {}
+    if not all(isinstance(tree, dict) for tree in trees):
+        return {key: list(trees)}
+    names = [tree.get("name") for tree in trees]
+    if len(set(names)) > 1:
+        return {key: names}
+    keys = dict.fromkeys(part for tree in trees for part in tree)
+    below = [differences([tree.get(part) for tree in trees], f"{key}.{part}".removeprefix(".")) for part in keys]
+    return {name: values for found in below for name, values in found.items()}
+
+
+def _words(varied: dict[str, list[Any]], which: int) -> str:
+    words = [f"{key}={_short(values[which])}" for key, values in varied.items()]
+    return "\n".join(words[:MOST_WORDS]) + " …" * (len(words) > MOST_WORDS)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("name", "…"))
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def _apart(folders: Sequence[Path]) -> list[str]:
+    parts = [folder.parts for folder in folders]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
 
 
 def choose(source: Source, classes: int, images: int, seed: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from interclr.evaluate.base import write_json
 from interclr.run.files import write_text
 from interclr.run.folder import Run
-from interclr.study.plan import Cell
+from interclr.study.plan import Cell, what_is_computed
 from interclr.study.schema import Study
 from interclr.study.worker import ERROR, PROCESS, state_of
 
@@ -48,12 +48,16 @@ FEWEST = 3  # cells for which a rank correlation says anything
 def gather(name: str, study: Study, cells: Sequence[Cell], folder: Callable[[Cell], Path], recipe: str) -> Any:
     """The document ``study.json`` holds, from the run folders as they are now."""
     entries: list[dict[str, Any]] = []
+    first: dict[str, str] = {}  # by what is computed, the cell that does so first
     for config in study.cells:
-        runs = [_run(cell, folder(cell)) for cell in cells if cell.name == config.name]
-        x = next((cell.x for cell in cells if cell.name == config.name), None)
+        own = [cell for cell in cells if cell.name == config.name]
+        runs = [_run(cell, folder(cell)) for cell in own]
         summary = summarise([run["figures"] for run in runs])
-        entries.append({"name": config.name, "x": x, "summary": summary, "runs": runs})
-    free = label_free({entry["name"]: entry["summary"] for entry in entries})
+        same = first.setdefault(json.dumps([_computed(cell, folder(cell)) for cell in own]), config.name)
+        x = next((cell.x for cell in own), None)
+        same_as = None if same == config.name else same
+        entries.append({"name": config.name, "x": x, "same_as": same_as, "summary": summary, "runs": runs})
+    free = label_free({entry["name"]: entry["summary"] for entry in entries if entry["same_as"] is None})
     document = {
         "study": name,
         "title": study.title,
@@ -64,6 +68,11 @@ def gather(name: str, study: Study, cells: Sequence[Cell], folder: Callable[[Cel
         "label_free": free,
     }
     return _plain(document | {"table": _table(study, entries)})
+
+
+def _computed(cell: Cell, folder: Path) -> dict[str, Any]:
+    """A finished run knows what ``auto`` was, so that a number and an ``auto`` that came to it are seen to be equal."""
+    return what_is_computed(Run(folder).settings if state_of(folder) == "finished" else cell.settings)
 
 
 def _run(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -118,7 +127,8 @@ def label_free(cells: dict[str, Summary]) -> dict[str, dict[str, Any]]:
     """How each label-free figure ranks the cells (means over seeds) against k-NN, and what choosing by it would cost.
 
     ``spearman`` is signed so that 1 means: the better the figure, the better k-NN (less is better for uniformity and
-    alignment). ``lost`` is the k-NN of the best cell less that of the cell the figure would choose.
+    alignment); where there is none, ``unranked`` says why. ``lost`` is the k-NN of the best cell less that of the cell
+    the figure would choose.
     """
     found: dict[str, dict[str, Any]] = {}
     for figure, more_is_better in LABEL_FREE.items():
@@ -130,9 +140,9 @@ def label_free(cells: dict[str, Summary]) -> dict[str, dict[str, Any]]:
         entry: dict[str, Any] = {"cells": len(names), "better": "more" if more_is_better else "less"}
         entry["chooses"] = max(names, key=lambda name: values[name])
         both = [name for name in names if YARDSTICK in cells[name]]
-        entry["spearman"], entry["p_value"] = _spearman(
-            [values[name] for name in both], [cells[name][YARDSTICK]["mean"] for name in both]
-        )
+        ranked, knn = [values[name] for name in both], [cells[name][YARDSTICK]["mean"] for name in both]
+        entry["unranked"] = _unranked(figure, ranked, knn)
+        entry["spearman"], entry["p_value"] = (None, None) if entry["unranked"] else _spearman(ranked, knn)
         if both:
             best = max(cells[name][YARDSTICK]["mean"] for name in cells if YARDSTICK in cells[name])
             chosen = max(both, key=lambda name: values[name])
@@ -144,9 +154,15 @@ def label_free(cells: dict[str, Summary]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _spearman(left: list[float], right: list[float]) -> tuple[float | None, float | None]:
-    if len(left) < FEWEST or len(set(left)) < 2 or len(set(right)) < 2:
-        return None, None
+def _unranked(figure: str, values: list[float], knn: list[float]) -> str | None:
+    """Why there is no rank correlation; None where there is one."""
+    if len(values) < FEWEST:
+        return "fewer than three cells"
+    equal = [name for name, of in ((YARDSTICK, knn), (figure, values)) if len(set(of)) < 2]
+    return f"{LABELS[equal[0]].removesuffix(', %')} is equal in all cells" if equal else None
+
+
+def _spearman(left: list[float], right: list[float]) -> tuple[float, float]:
     correlation = spearmanr(left, right)
     return float(correlation.statistic), float(correlation.pvalue)
 
@@ -169,7 +185,13 @@ def _table(study: Study, entries: list[dict[str, Any]]) -> dict[str, Any]:
         if study.paper.values or study.paper.best:
             row.append(study.paper.values.get(entry["name"], "best" if entry["name"] == study.paper.best else ""))
         rows.append(row)
-    return {"header": header, "columns": columns, "rows": rows}
+    return {"header": header, "columns": columns, "rows": rows, "notes": _notes(entries)}
+
+
+def _notes(entries: list[dict[str, Any]]) -> list[str]:
+    """On few images several multiples come to one number."""
+    same = [f"{entry['name']} is the same as {entry['same_as']}" for entry in entries if entry["same_as"] is not None]
+    return [f"With these images {', '.join(same)}: one run under several names, counted once."] if same else []
 
 
 def _number(value: float) -> str:
@@ -206,6 +228,7 @@ def markdown(document: dict[str, Any]) -> str:
             "",
         ]
     lines += [_row(table["header"]), "|---" * len(table["header"]) + "|", *(_row(row) for row in table["rows"]), ""]
+    lines += [*table["notes"], ""] if table["notes"] else []
     if study["paper"]["note"]:
         lines += [f"The paper: {study['paper']['note']}.", ""]
     errors = [(cell["name"], run) for cell in document["cells"] for run in cell["runs"] if run["error"]]
@@ -235,12 +258,13 @@ def _markdown_label_free(found: dict[str, dict[str, Any]]) -> list[str]:
     for figure, entry in found.items():
         row = [LABELS[figure], entry["better"], entry["chooses"]]
         if with_labels:
-            row += [_or_dash(entry["spearman"], "+.2f"), _or_dash(entry["p_value"], ".2g"), str(entry["cells"])]
+            rank = f"– ({entry['unranked']})" if entry["unranked"] else f"{entry['spearman']:+.2f}"
+            row += [rank, _or_dash(entry["p_value"], ".2g"), str(entry["cells"])]
             row += [_or_dash(entry.get("knn_of_choice"), ".1f"), _or_dash(entry.get("lost"), ".1f")]
         else:
             row.append(str(entry["cells"]))
         lines.append(_row(row))
-    note = "Over the cells' means; +1: the better the figure, the better k-NN. Fewer than three cells have no rank."
+    note = "Over the cells' means; +1: the better the figure, the better k-NN."
     return [*lines, "", *([note] if with_labels else [])]
 
 

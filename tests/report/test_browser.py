@@ -142,6 +142,40 @@ def test_curves_show_their_values(show: Open, page: Path) -> None:
     assert not tip.is_displayed()
 
 
+def test_a_series_says_nothing_of_epochs_it_does_not_have(show: Open, page: Path, tmp_path: Path) -> None:
+    """The inter branch begins late: its first value is not one of the epochs before."""
+    whole = {"name": "total", "x": [0.78, 0.94, 1.09, 1.25], "y": [4, 3, 2, 1]}
+    series = [whole, {"name": "inter", "x": [1.09, 1.25], "y": [7, 6]}, {"name": "once", "x": [1.25], "y": [5]}]
+    curve = {"title": "Loss", "unit": "", "note": "", "series": series, "level": None}
+    written = tmp_path / "late.html"
+    written.write_text(render(content_of(page.read_text()) | {"curves": [curve]}))
+    driver = show(written)
+    chart = find(driver, ".chart svg")
+    driver.execute_script("arguments[0].focus()", chart)
+    shown = []
+    for key in (Keys.HOME, *[Keys.ARROW_RIGHT] * 3):
+        chart.send_keys(key)
+        names = [row.text.split()[0] for row in all_of(driver, ".chart .tip .row")]
+        assert len(all_of(driver, ".chart svg g circle")) == len(names)
+        shown.append(names)
+    assert shown == [["total"], ["total"], ["total", "inter"], ["total", "inter", "once"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"), [([100, 100], ("90", "100")), ([31, 99.5], ("0", "100")), ([0, 0], ("0", "1"))]
+)
+def test_percentages_end_at_a_hundred(
+    show: Open, page: Path, tmp_path: Path, values: list[float], ends: tuple[str, str]
+) -> None:
+    curve = {"title": "k-NN", "unit": "%", "note": "", "level": None}
+    curve["series"] = [{"name": "k-NN", "x": [0, 1], "y": values}]
+    written = tmp_path / "percent.html"
+    written.write_text(render(content_of(page.read_text()) | {"curves": [curve]}))
+    driver = show(written)
+    marks = [mark.text for mark in all_of(driver, ".chart svg text.axis")][: len(all_of(driver, ".chart .grid-line"))]
+    assert (marks[0], marks[-1]) == ends
+
+
 def test_the_map_shows_an_image_and_its_neighbours(show: Open, page: Path) -> None:
     driver = show(page)
     find(driver, "canvas.points")

@@ -57,6 +57,7 @@ def test_a_report_of_a_finished_run_has_everything(finished: Path) -> None:
     titles = [curve["title"] for curve in content["curves"]]
     assert titles[:3] == ["Loss", "k-NN accuracy", "Learning rate"]
     assert {"Cluster sizes", "Cluster balance", "Effective rank", "Uniformity"} <= set(titles)
+    assert titles[titles.index("Uniformity") + 1] == "Alignment"  # the two are read together
     images = content["images"]
     assert images["ownBank"]
     assert images["count"] == images["total"] == 64
@@ -98,6 +99,30 @@ def test_it_says_where_it_is_and_leaves_nothing_else(finished: Path, tmp_path: P
     assert written == tmp_path / "report.html"
     assert str(written) in heard.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["duplicates.csv", "report.html"]
+
+
+@pytest.mark.parametrize(
+    ("out", "file"),
+    [
+        ("page.html", "page.html"),
+        ("new/page.HTM", "new/page.HTM"),
+        ("pages", "pages/report.html"),
+        ("pages/", "pages/report.html"),
+        ("v1.2", "v1.2/report.html"),
+        ("site.html/", "site.html/report.html"),
+    ],
+)
+def test_what_is_not_named_like_a_page_is_a_folder(finished: Path, tmp_path: Path, out: str, file: str) -> None:
+    written = report(finished, screen=QUIET, points=4, out=f"{tmp_path}/{out}")
+    assert written == tmp_path / file
+    assert written.read_text().startswith("<!doctype html>")
+
+
+def test_a_file_in_the_place_of_the_folder_is_said(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("mine")
+    with pytest.raises(UserError, match="choose another --out"):
+        report(finished, screen=QUIET, points=4, out=tmp_path / "page")
+    assert (tmp_path / "page").read_text() == "mine"
 
 
 def test_a_large_set_is_sampled(finished: Path) -> None:
@@ -312,8 +337,21 @@ def test_negatives_come_from_other_clusters_and_false_ones_are_counted() -> None
     everything = findings.negatives(bank, torch.zeros(60, dtype=torch.int64), [0], 0.5)
     assert everything is not None
     assert set(everything["false"].values()) == {1.0}
+    assert everything["counted"] == 20  # half of the 40 in other clusters
     one = MemoryBank(4, 2, 1)
     assert findings.negatives(one, None, [0], 0.1) is None
+
+
+def test_shares_of_false_negatives_are_of_as_many_for_every_strategy() -> None:
+    """Whoever counts more of the nearest than the pool holds makes hard negatives look better than semi-hard ones."""
+    angle = torch.arange(160) * 0.01  # images lie in a row, in alternate clusters, and have their neighbours' label
+    bank = MemoryBank(160, 2, 2)
+    bank.fill(torch.stack([angle.cos(), angle.sin()], 1))
+    bank.assign(torch.arange(160) % 2)
+    found = findings.negatives(bank, torch.arange(160) // 16, [0], 0.1)
+    assert found is not None
+    assert found["counted"] == 8  # the semi-hard pool: a tenth of 80
+    assert found["false"]["Hard"] == found["false"]["Semi-hard"] > found["false"]["Random"]
 
 
 def test_the_map_is_repeatable_and_keeps_neighbours_together() -> None:

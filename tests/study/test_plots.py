@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from PIL import Image
 from tiny_runs import INTER, tiny, train, write_images
 
+from interclr.config import dump
 from interclr.data.source import ArraySource, FileSource, UnreadableImage
-from interclr.study import gallery
+from interclr.study import figures, gallery
 from interclr.study.gallery import GREEN, RED, plot_negatives, plot_retrieval
 from interclr.study.plots import plot_curves, plot_tsne
-from interclr.study.subjects import open_run, training_data
+from interclr.study.schema import read_study
+from interclr.study.subjects import open_run, titles, training_data
+from interclr.study.tables import label_free, summarise
 from interclr.types import UserError
 
 
@@ -89,6 +98,30 @@ def test_negatives_by_strategy(runs: dict[str, Path], tmp_path: Path) -> None:
     assert (pixels(tmp_path / "plain") < 128).any()
 
 
+def test_negatives_are_drawn_from_the_runs_own_pool(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda _, title, **options: titles.append(title))
+    shares: list[tuple[int, float]] = []
+    real = gallery.false_negatives
+
+    def noted(bank: Any, sampler: Any, *rest: Any) -> float | None:
+        shares.append((sampler.negatives, sampler.pool_fraction))
+        return real(bank, sampler, *rest)
+
+    monkeypatch.setattr(gallery, "false_negatives", noted)
+    plot_negatives(runs["both"], tmp_path / "own", anchors=1)  # INTER has a pool of a half
+    assert "farthest 50 %" in titles[-1]
+    assert {fraction for _, fraction in shares[1:4:2]} == {0.5}
+    shares.clear()
+    plot_negatives(runs["both"], tmp_path / "given", anchors=1, pool_fraction=0.05)
+    assert "farthest 5 %" in titles[-1]
+    (counted,) = {count for count, _ in shares}  # as many for all
+    assert counted < 10
+    assert f"shares of {counted} an anchor" in titles[-1]
+
+
 def test_without_labels_there_are_no_frames(runs: dict[str, Path], tmp_path: Path) -> None:
     run = runs["unlabelled"]
     plot_retrieval([run], tmp_path / "r", queries=2, neighbours=3)
@@ -132,6 +165,94 @@ def test_curves_of_several_runs(runs: dict[str, Path], tmp_path: Path) -> None:
     assert pixels(tmp_path / "some").shape[0] < picture.shape[0]
     with pytest.raises(UserError, match="no run has logged 'los'; there are: "):
         plot_curves([runs["intra"]], tmp_path / "x", figures=["los"])
+
+
+def cell_folder(home: Path, *overrides: str) -> Path:
+    """A cell of a study as it lies on disk, as far as its name goes."""
+    folder = home / "cells" / hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:12]
+    folder.mkdir(parents=True)
+    for name in ("cell.yaml", "resolved.yaml"):
+        (folder / name).write_text(dump(tiny(*INTER, *overrides)))
+    return folder
+
+
+def test_cells_are_called_by_what_they_vary(runs: dict[str, Path], tmp_path: Path) -> None:
+    few = cell_folder(tmp_path, "inter.clusters=2", "engine.log_every=1")
+    many = cell_folder(tmp_path, "inter.clusters=8", "inter.margin=0.25")
+    hard = cell_folder(tmp_path, "inter.sampler={name: hard, negatives: 2}")
+    assert titles([few, many]) == ["inter.clusters=2\ninter.margin=-0.5", "inter.clusters=8\ninter.margin=0.25"]
+    assert titles([runs["both"], cell_folder(tmp_path, "seed=1"), cell_folder(tmp_path, "seed=2")]) == [
+        "both",  # has a name already, and more that differs
+        "seed=1",
+        "seed=2",
+    ]
+    assert titles([few, hard])[1] == "inter.clusters=4\ninter.sampler=hard"
+    assert titles([few, few]) == [str(few)] * 2  # nothing tells them apart
+    assert titles([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
+
+
+def test_panels_of_cells_are_titled_by_what_they_vary(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = []
+    for key, seed in (("0123456789ab", 3), ("ba9876543210", 4)):
+        folder = Path(shutil.copytree(runs["both"], tmp_path / "cells" / key))
+        settings = (folder / "resolved.yaml").read_text()
+        (folder / "resolved.yaml").write_text(settings.replace("seed: 0", f"seed: {seed}"))
+        shutil.copy(folder / "resolved.yaml", folder / "cell.yaml")
+        cells.append(folder)
+    shown: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda _, title, **options: shown.append(title))
+    plot_tsne([runs["both"], *cells], tmp_path / "three", classes=2, images=2, views=3)
+    assert shown == ["both", "seed=3", "seed=4"]
+
+
+def cell(name: str, x: float, values: list[float]) -> dict[str, Any]:
+    summary = summarise([{"knn": value, "rank_me": x} for value in values])
+    curve = [{"epoch": 0.0, "knn_before": values[0]}, {"epoch": 1.0, "knn": values[-1]}]
+    return {"name": name, "x": x, "same_as": None, "summary": summary, "runs": [{"curve": curve}] * 2}
+
+
+@pytest.mark.parametrize("kind", ["curve", "bars", "over-epochs"])
+@pytest.mark.parametrize("values", [[100.0, 100.0], [97.0, 100.0], [0.0, 0.0], [0.2, 1.0]])
+def test_percentages_stay_between_0_and_100(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, values: list[float]
+) -> None:
+    cells = [cell(name, x, values) for name, x in (("a", 1), ("b", 2), ("c", 3), ("d", 5))]
+    free = label_free({each["name"]: each["summary"] for each in cells})
+    study = read_study(f"title: t\nfigure: {kind}\ncells: [{{name: a}}]", "t")
+    drawn: list[tuple[str, Axes]] = []
+    real = figures.figure
+
+    @contextmanager
+    def watched(path: Path, **options: Any) -> Iterator[list[Axes]]:
+        with real(path, **options) as panels:
+            yield panels
+            drawn.extend((path.name, axes) for axes in panels)
+
+    monkeypatch.setattr(figures, "figure", watched)
+    figures.draw(tmp_path, study, {"cells": cells, "label_free": free})
+    assert [name for name, _ in drawn] == ["figure", "label_free"]
+    for _, axes in drawn:
+        low, high = axes.get_ylim()
+        assert 0 <= low < high <= 100
+    assert drawn[-1][1].get_title() == "k-NN is equal in all cells"
+
+
+def test_k_nn_curves_stay_between_0_and_100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"epoch": epoch, "knn": 80.0 + 10 * epoch, "loss": 100.0 + 10 * epoch} for epoch in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    limits: dict[str, tuple[float, float]] = {}
+    real = Axes.set_title
+
+    def noted(axes: Axes, title: str, **options: Any) -> Any:
+        limits[title] = axes.get_ylim()
+        return real(axes, title, **options)
+
+    monkeypatch.setattr(Axes, "set_title", noted)
+    plot_curves([tmp_path], tmp_path / "curves")
+    assert limits["k-NN, %"][1] == 100
+    assert limits["loss"][1] > 120
 
 
 def test_what_is_not_a_run_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tiny_runs import Heard, write_images
 from interclr.config import Settings, load_settings, recipe_names
 from interclr.run.folder import Run
 from interclr.screen import Screen
-from interclr.study import open_studies, parse_seeds, run_study, study_names, worker
+from interclr.study import open_studies, parse_seeds, run_study, runner, study_names, worker
 from interclr.study.plan import key_of, plan
 from interclr.study.schema import read_study
 from interclr.study.tables import label_free, spread, summarise
@@ -351,6 +351,22 @@ def test_bad_requests(own: Path, out: Path) -> None:
         small(own, out)
 
 
+def test_cells_that_come_to_the_same_run_are_counted_once(own: Path, out: Path, calls: list[tuple[float, int]]) -> None:
+    """Of 64 images auto makes few clusters, and a tenth and a quarter of them are both 2; 1.01 times them is them."""
+    cells = {"k / 10": 0.1, "k / 4": 0.25, "k": 1, "1.01 k": 1.01, "2 k": 2}
+    lines = [f"- {{name: {name}, relative: {{inter.clusters: {factor}}}}}" for name, factor in cells.items()]
+    own.write_text("title: t\nfigure: curve\nseeds: [0]\ncells:\n" + "\n".join(lines))
+    given = [*(each for each in TINY if "clusters" not in each), "inter.sampler.negatives=1"]
+    heard = Heard()
+    document = small(own, out, overrides=given, screen=heard.screen)
+    assert len(calls) == 4  # auto and the number it comes to have folders of their own
+    assert [cell["same_as"] for cell in document["cells"]] == [None, "k / 10", None, "k", None]
+    assert all(entry["cells"] == 3 for entry in document["label_free"].values())
+    note = "With these images k / 4 is the same as k / 10, 1.01 k is the same as k: one run under several names"
+    assert note in (out / "table.md").read_text()
+    assert note in heard.text
+
+
 # Figures of merit.
 
 
@@ -392,8 +408,13 @@ def test_digits(mean: float, std: float | None, text: str) -> None:
 def test_no_rank_where_there_is_none() -> None:
     make: Callable[[float, float], Any] = lambda knn, rank: summarise([{"knn": knn, "rank_me": rank}])  # noqa: E731
     assert label_free({"a": make(1, 2), "b": make(2, 3)})["rank_me"]["spearman"] is None
+    assert label_free({"a": make(1, 2), "b": make(2, 3)})["rank_me"]["unranked"] == "fewer than three cells"
     same = {name: make(5, i) for i, name in enumerate("abcd")}
     assert label_free(same)["rank_me"]["spearman"] is None
+    assert label_free(same)["rank_me"]["unranked"] == "k-NN is equal in all cells"
+    level = {name: make(i, 5) for i, name in enumerate("abcd")}
+    assert label_free(level)["rank_me"]["unranked"] == "RankMe is equal in all cells"
+    assert label_free({name: make(i, i) for i, name in enumerate("abc")})["rank_me"]["unranked"] is None
     unlabelled = {name: summarise([{"rank_me": float(i)}]) for i, name in enumerate("abc")}
     assert label_free(unlabelled)["rank_me"]["chooses"] == "c"
     assert "lost" not in label_free(unlabelled)["rank_me"]
@@ -406,6 +427,35 @@ def test_studies_have_the_branch_from_the_start(name: str) -> None:
     for cell in plan(open_studies(name)[name], recipe, 2, (0,), "synthetic:600", ["engine.device=cpu"]):
         assert cell.settings.inter is not None
         assert cell.settings.inter.warmup_epochs == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [("nope", "nope does not exist"), ("cifar10", "interclr data get cifar10"), ("synthetic:1", "at least 2")],
+)
+def test_data_that_are_not_there_are_said_once_and_nothing_is_made(
+    own: Path, out: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch, data: str, says: str
+) -> None:
+    monkeypatch.setenv("INTERCLR_DATA", str(out.parent / "empty"))
+    heard = Heard()
+    with pytest.raises(UserError, match=says):
+        small(own, out, data=data, screen=heard.screen)
+    assert heard.text == ""
+    assert not out.exists()
+    assert calls == []
+
+
+def test_every_source_is_opened_once_before_the_plan_is_said(
+    own: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [f"{{name: '{count}', overrides: ['data.source=synthetic:{count}']}}" for count in (40, 48)]
+    own.write_text(f"title: t\nseeds: [0, 1]\ncells: [{', '.join(cells)}]")
+    opened: list[str] = []
+    real = runner.open_training_source
+    monkeypatch.setattr(runner, "open_training_source", lambda data: (opened.append(data.source), real(data))[1])
+    with pytest.raises(KeyboardInterrupt):
+        small(own, out, data=None, screen=_Stop(Heard().screen.console))
+    assert opened == ["synthetic:40", "synthetic:48"]
 
 
 def test_cells_of_other_images_are_not_averaged(own: Path, out: Path, tmp_path: Path) -> None:
