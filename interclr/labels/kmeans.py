@@ -12,6 +12,7 @@ from interclr import kernels
 from interclr.bank import check_clusters, check_finite, group_sums, mean_of, row_slices
 from interclr.types import UserError
 
+FAR = 4.0  # length of the features' mean; that of unit vectors is 1 at most
 SCORES = 2**26  # most similarities held at a time: 256 MB of float32
 
 
@@ -67,11 +68,31 @@ def kmeans(
     result. The objective Σ‖f − c‖² after each assignment is appended to ``history``; it never rises, since an image
     changes its cluster only if its distance, worked out directly, becomes smaller, however rough the matrix product.
     """
+    if features.ndim != 2:
+        raise UserError(f"k-means takes features (N, D), not {tuple(features.shape)}")
     size, dim = features.shape
     if k < 1:
         raise UserError(f"k-means needs at least one cluster, not k={k}")
     check_clusters(k, size)
     check_finite(features)
+    middle = features.mean(0, dtype=torch.float32)
+    if FAR < middle.norm() < math.inf:  # far from the origin distances would drown in the rounding of products
+        begin = start - middle.to(start.device) if isinstance(start, Tensor) and start.shape == (k, dim) else start
+        found = _lloyd(features.float() - middle, k, iterations, generator, begin, chunk, history)
+        return Clustering(found.labels, found.centroids + middle)
+    return _lloyd(features, k, iterations, generator, start, chunk, history)
+
+
+def _lloyd(
+    features: Tensor,
+    k: int,
+    iterations: int,
+    generator: torch.Generator | None,
+    start: Literal["random", "k-means++"] | Tensor,
+    chunk: int | None,
+    history: list[float] | None,
+) -> Clustering:
+    size, dim = features.shape
     keeps_scores = not kernels.usable(features)
     rows_at_once = chunk or max(1, SCORES // max(k if keeps_scores else 1, 8 * dim))
     scale = _scale(features)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from interclr.labels import auto_clusters, kmeans, minimum_size, nearest_centroid
+from interclr.types import UserError
 
 
 def blobs(size: int, dim: int = 8, centres: int = 6, seed: int = 0) -> Tensor:
@@ -40,6 +41,23 @@ def test_agrees_with_scikit_learn(k: int, scale: float) -> None:
         assert torch.equal(labels, torch.from_numpy(theirs.labels_).long())
         assert history[-1] == pytest.approx(theirs.inertia_, rel=1e-5)
         torch.testing.assert_close(centroids.double(), means(features, labels, k), atol=1e-6 * scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize("away", [1e3, 1e4])
+def test_agrees_with_scikit_learn_far_from_the_origin(away: float) -> None:
+    features = torch.randn(2_000, 16, generator=torch.Generator().manual_seed(0)) + away
+    history: list[float] = []
+    found = kmeans(features, 50, 31, start=features[:50], history=history)
+    theirs = KMeans(50, init=features[:50].double().numpy(), n_init=1, max_iter=30, tol=0, algorithm="lloyd")
+    theirs.fit(features.double().numpy())
+    assert (found.labels == torch.from_numpy(theirs.labels_)).float().mean() > 0.99
+    assert history[-1] == pytest.approx(theirs.inertia_, rel=1e-3)
+    torch.testing.assert_close(found.centroids.double(), means(features, found.labels, 50), atol=1e-6 * away, rtol=0)
+
+
+def test_features_of_one_dimension_are_refused() -> None:
+    with pytest.raises(UserError, match=r"features \(N, D\), not \(5,\)"):
+        kmeans(torch.arange(5.0), 2)
 
 
 @settings(max_examples=60, deadline=None)
