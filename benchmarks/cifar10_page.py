@@ -48,6 +48,12 @@ CONTEXT = (
 )
 
 
+# Settings that say how a run is carried out and change no figure.
+CARRIED_OUT = ("checkpoint.", "data.root", "data.workers", "data.resident", "engine.log_every", "engine.loggers")
+EXACT = "engine.deterministic"
+ROUNDING = " That is rounding; a run made again without it ended up to half a point away."
+
+
 def conditions(results: Results) -> list[str]:
     """What the figures of a group are measured on and by, and what they should not be read as."""
     records = results.records
@@ -67,11 +73,9 @@ def conditions(results: Results) -> list[str]:
     ]
     for run, by_seed in results.runs.items():
         others = differing([record["settings"] for record in by_seed.values()])
+        others = [name for name in others if not name.startswith(CARRIED_OUT)]
         if others:
-            lines.append(
-                f"The seeds of {run} differ in {', '.join(others)}, none of which changes what is computed, but for "
-                "rounding."
-            )
+            lines.append(f"The seeds of {run} differ in {', '.join(others)}.{ROUNDING if others == [EXACT] else ''}")
     return [*lines, ""]
 
 
@@ -107,6 +111,7 @@ def main_section(results: Results) -> list[str]:
         "",
     ]
     lines += _paired(results)
+    lines += _parents(results)
     lines += _context()
     lines += _low_labels(results)
     return lines + _curves(results)
@@ -131,6 +136,22 @@ def _paired(results: Results) -> list[str]:
             "",
         ]
     return lines
+
+
+def _parents(results: Results) -> list[str]:
+    """Which halves of the pairs above are really shared."""
+    again = {
+        run: [str(seed) for seed, record in by_seed.items() if (record["from"] or {}).get("again")]
+        for run, by_seed in results.runs.items()
+    }
+    told = [f"{run} of seed {' and '.join(seeds)}" for run, seeds in again.items() if seeds]
+    if not told:
+        return []
+    return [
+        f"{', '.join(told)} continue a plain run that was trained again for its checkpoint: those pairs share their",
+        "seed and settings, not their first half, so a difference has the noise of two whole runs in it.",
+        "",
+    ]
 
 
 def _context() -> list[str]:

@@ -66,9 +66,10 @@ def pretrain(
         elif recipe is None and data is None:
             raise UserError(f"--resume: {out} holds no run yet (no resolved.yaml); start it again without --resume")
     name = recipe or ("default" if data is None else "folder")
-    if name == "folder" and not any(override.startswith("data.source=") for override in overrides):
+    settings = load_settings(name, overrides)
+    if Path(name).stem == "folder" and settings.data.source == load_settings("folder").data.source:
         raise UserError("the recipe folder is for your own images: name them with --data")
-    run = train(load_settings(name, overrides), out or new_folder(name), resume=resume)
+    run = train(settings, out or new_folder(name), resume=resume)
     main_process = dist.is_main()
     dist.stop()  # else its threads may be running when the process ends, which then aborts
     if page and run.finished and main_process:
@@ -111,7 +112,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Where results go; by default RUN/evaluate.")] = None,
     root: Annotated[Path | None, typer.Option(help="Where built-in sets lie.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    backbone: Annotated[str, typer.Option(help="Architecture of a weights file.")] = "resnet50",
+    backbone: Annotated[str | None, typer.Option(help="Architecture of a weights file that does not tell.")] = None,
     image_size: Annotated[
         int | None, typer.Option(min=8, help="Side of the input, for weights that are not a run's.")
     ] = None,
@@ -225,7 +226,7 @@ def embed(
     split: Annotated[str, typer.Option(help="train or test")] = "train",
     root: Annotated[Path | None, typer.Option(help="Where built-in sets lie.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    backbone: Annotated[str, typer.Option(help="Architecture of a weights file.")] = "resnet50",
+    backbone: Annotated[str | None, typer.Option(help="Architecture of a weights file that does not tell.")] = None,
     image_size: Annotated[
         int | None, typer.Option(min=8, help="Side of the input, for weights that are not a run's.")
     ] = None,

@@ -123,12 +123,12 @@ def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:
             f"the embedding has collapsed to an effective rank of {rank:.1f} of {possible}: try a lower "
             "optimiser.base_lr, a longer schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"
         )
-    if figures.get("cluster_median", 2.0) < 2:
+    largest = figures.get("cluster_max")
+    if figures.get("cluster_median", 2.0) <= 1 and (largest is None or largest <= 0.5 * size):
         said.append(
             "most clusters hold a single image, which is then its own positive, so the inter branch relates hardly any "
             "two images: try fewer inter.clusters"
         )
-    largest = figures.get("cluster_max")
     if largest is not None and largest > 0.5 * size and figures.get("cluster_entropy", 0.0) < 0.9:  # of two, one does
         said.append(
             f"one cluster holds {largest:.0f} of {size} images: try inter.warmup_epochs, more inter.clusters or a "

@@ -157,13 +157,24 @@ def test_seeds_of_different_settings_are_not_averaged(tmp_path: Path, capsys: py
     assert "choices/mocov2: its seeds have different settings" in capsys.readouterr().err
 
 
-def test_settings_that_change_no_figure_are_named_where_seeds_differ_in_them(tmp_path: Path) -> None:
+def test_what_seeds_differ_in_is_named(tmp_path: Path) -> None:
     records = [record("mocov2", seed, 80.0, "choices") for seed in (0, 1)]
-    records[0]["settings"] |= {"seed": 0, "checkpoint": {"keep": 3, "every_epochs": 50}}
-    records[1]["settings"] |= {"seed": 1, "checkpoint": {"keep": 12, "every_epochs": 50}}
-    assert "The seeds of mocov2 differ in checkpoint.keep, none of which changes" in page_of(tmp_path, records)
-    records[1]["settings"]["checkpoint"] = records[0]["settings"]["checkpoint"]
-    assert "differ in" not in page_of(tmp_path, records)
+    for seed, keep in ((0, 3), (1, 12)):
+        records[seed]["settings"] |= {"seed": seed, "checkpoint": {"keep": keep}, "engine": {"deterministic": True}}
+    assert "differ in" not in page_of(tmp_path, records)  # how many checkpoints are kept changes nothing
+    records[1]["settings"]["engine"] = {"deterministic": False}
+    assert "The seeds of mocov2 differ in engine.deterministic. That is rounding; a run" in page_of(tmp_path, records)
+    records[1]["settings"]["margin"] = 0.3
+    assert "The seeds of mocov2 differ in engine.deterministic, margin.\n" in page_of(tmp_path, records)
+
+
+def test_pairs_that_do_not_share_their_first_half_are_told(tmp_path: Path) -> None:
+    records = [record(name, seed, 88.0, "main") for name in ("mocov2", "mocov2-interclr") for seed in (0, 1)]
+    for each in records[2:]:
+        each["from"] = {"run": "mocov2", "epoch": 100, "step": 5, "again": False}
+    assert "trained again for its checkpoint" not in page_of(tmp_path, records)
+    records[3]["from"]["again"] = True
+    assert "mocov2-interclr of seed 1 continue a plain run that was trained again" in page_of(tmp_path, records)
 
 
 def test_a_failure_stays_listed_when_a_later_try_succeeds(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def small(*overrides: str) -> list[str]:
         (["pretrain", "--device", "gpu"], "engine.device: "),
         (["pretrain", "--out", "/dev/null/run"], "cannot write to /dev/null/run"),
         (["pretrain", "folder"], "name them with --data"),
+        (["pretrain", "folder", "data={source: /nowhere/at/all}"], "/nowhere/at/all does not exist"),
         (["pretrain", "mocov2", "optimiser.nesterov=true", "optimiser.momentum=0"], "nesterov=true needs a momentum"),
         (
             [

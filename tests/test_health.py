@@ -71,7 +71,8 @@ def test_clusters_sizes_entropy_and_warnings() -> None:
     figures = cluster_health(bank, None)
     share = torch.tensor([0.97, 0.01, 0.01, 0.01]).double()
     assert figures["cluster_entropy"] == pytest.approx(-(share * share.log()).sum().item() / math.log(4))
-    assert any("97 of 100" in line for line in warnings_of(figures, 4, 100))
+    (line,) = warnings_of(figures, 4, 100)
+    assert "97 of 100" in line
     assert not warnings_of({"cluster_max": 19.0, "cluster_entropy": 0.95}, dim=128, size=30)  # one of two
     uneven = {"cluster_max": 40.0, "cluster_entropy": 0.3}
     assert "uneven" in warnings_of(uneven, 4, 100)[0]

@@ -27,7 +27,7 @@ def open_folder(folder: Path, split: str = "train", max_side: int | None = None,
     names = images_below(images).images
     # All splits share one numbering, even where a class is missing from one of them.
     siblings = [folder / sibling for sibling in splits_of_folder(folder).values()] if images != folder else []
-    labels, classes = labels_by_folder(names, siblings)
+    labels, classes = labels_by_folder(names, siblings, images)
     return FileSource(images, names, labels, name=name or str(images), classes=classes, max_side=max_side)
 
 
@@ -60,18 +60,23 @@ def split_folder(folder: Path, split: str) -> Path:
     return folder
 
 
-def labels_by_folder(names: Names, siblings: list[Path]) -> tuple[Tensor | None, tuple[str, ...] | None]:
+def labels_by_folder(names: Names, siblings: list[Path], own: Path) -> tuple[Tensor | None, tuple[str, ...] | None]:
+    """``siblings`` are the folders of all splits, this one's ``own`` among them."""
     paths = names.to_list()
     tops = [path.partition("/")[0] for path in paths]  # of an image in the folder itself: its own name
     if any(len(top) == len(path) for top, path in zip(tops, paths, strict=True)):
         return None, None
     present = set(tops)
-    beside = [_subfolders(sibling) for sibling in siblings]
-    if len(present) < 2 and not any(present < folders for folders in beside):
+    if len(present) < 2 and not any(present < _folders_of_images(other) for other in {*siblings} - {own}):
         return None, None
-    classes = tuple(sorted(present.union(*beside)))
+    classes = tuple(sorted(present.union(*map(_subfolders, siblings))))
     number = {name: index for index, name in enumerate(classes)}
     return torch.tensor([number[top] for top in tops]), classes
+
+
+def _folders_of_images(folder: Path) -> set[str]:
+    """The first-level subfolders with images in them, and the names of images that lie in none."""
+    return {path.partition("/")[0] for path in list_images(folder).images}
 
 
 def _subfolders(folder: Path) -> set[str]:

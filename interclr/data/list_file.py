@@ -95,7 +95,8 @@ def _named_columns(file: Path, text: str, header: list[str], path_column: str) -
     first_line = text.partition("\n")[0]
     delimiter = next(mark for mark in "\t;," if mark in first_line)
     path_at = header.index(path_column)
-    label_at = _label_column(file, header, path_column)
+    rows: list[list[str]] = []
+    lines: list[int] = []
     reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
     began = 1
     try:
@@ -103,23 +104,34 @@ def _named_columns(file: Path, text: str, header: list[str], path_column: str) -
             if began > 1 and any(field.strip() for field in row):
                 if len(row) <= path_at:
                     raise UserError(f"{file}, line {began}: {len(row)} fields, but the path is in field {path_at + 1}")
-                label = row[label_at].strip() if label_at is not None and len(row) > label_at else ""
-                if "\n" in label + row[path_at].strip():
-                    raise UserError(f"{file}, line {began}: a field goes on over several lines; is a quote not closed?")
-                yield row[path_at].strip(), label
+                rows.append(row)
+                lines.append(began)
             began = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{file}, line {began}: {error}; is a quote not closed?") from None
+    label_at = _label_column(file, header, path_column, rows)
+    for line, row in zip(lines, rows, strict=True):
+        label = row[label_at].strip() if label_at is not None and len(row) > label_at else ""
+        if "\n" in label + row[path_at].strip():
+            raise UserError(f"{file}, line {line}: a field goes on over several lines; is a quote not closed?")
+        yield row[path_at].strip(), label
 
 
-def _label_column(file: Path, header: list[str], path_column: str) -> int | None:
-    """Where the labels stand: in the column of a known name or, of two columns, in the one beside the path."""
+def _label_column(file: Path, header: list[str], path_column: str, rows: list[list[str]]) -> int | None:
+    """Where the labels stand: in the column of a known name or, of two, in the one beside the path if it looks so.
+
+    Words that repeat look like labels; numbers and words of which each occurs once are something else.
+    """
     others = [column for column in header if column not in ("", path_column)]  # an index may be written without a name
     known = [column for column in LABEL_COLUMNS if column in others]
-    if not known and len(others) == 1 and others[0] not in PATH_COLUMNS:
-        known = others
     if known:
         return header.index(known[0])
+    if len(others) == 1 and others[0] not in (*PATH_COLUMNS, "split"):
+        at = header.index(others[0])
+        words = [row[at].strip() for row in rows if len(row) > at and row[at].strip()]
+        if 2 <= len(set(words)) <= len(words) / 2 and not all(re.fullmatch(r"[-+.\d]+", word) for word in words):
+            warnings.warn(f"labels are read from the column {others[0]} of {file}", stacklevel=2)
+            return at
     if others:
         warnings.warn(
             f"no labels are read from {file}: none of its columns {', '.join(others)} has a name known for labels "

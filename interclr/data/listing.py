@@ -24,6 +24,7 @@ from interclr.types import UserError
 EXTENSIONS = ("jpg", "jpeg", "png", "bmp", "webp", "tif", "tiff", "ppm", "gif")
 CACHE_VERSION = 2
 SETTLED_NANOSECONDS = 2_000_000_000
+LONGEST_EXTENSION = 8
 
 _extensions = frozenset(EXTENSIONS)
 _digits = re.compile("([0-9]+)")
@@ -88,7 +89,7 @@ def scan(root: Path) -> Listing:
                     elif name.rpartition(".")[2].lower() in _extensions and _is_file(entry):
                         files.append(name)
                     else:
-                        kind = name.rpartition(".")[2].lower() if "." in name else ""
+                        kind = _kind_of(name)
                         kinds[kind] = kinds.get(kind, 0) + 1
         except OSError as error:
             raise UserError(f"cannot list {path}: {error.strerror}") from None
@@ -101,6 +102,12 @@ def scan(root: Path) -> Listing:
         waiting.extend(prefix + name for name in folders)
     blob = np.frombuffer(os.fsencode("".join(chunks)), dtype=np.uint8)
     return Listing(Names(blob), kinds, hidden, Names.of(directories), np.array(changed, dtype=np.int64))
+
+
+def _kind_of(name: str) -> str:
+    """The extension; none where what follows the last dot is a number or long, as in names made of identifiers."""
+    kind = name.rpartition(".")[2].lower() if "." in name else ""
+    return "" if kind.isdigit() or len(kind) > LONGEST_EXTENSION else kind
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -136,7 +136,7 @@ def describe(figures: dict[str, float]) -> str:
         "positives_right": "positives right {:.2f}",
         "negatives_wrong": "negatives wrong {:.2f}",
         "cluster_min": "clusters {:.0f}",
-        "cluster_median": "/{:.0f}",
+        "cluster_median": "/{:g}",
         "cluster_max": "/{:.0f}",
         "cluster_entropy": "entropy {:.2f}",
         "labels_changed": "relabelled {:.0%}",

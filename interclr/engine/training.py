@@ -90,7 +90,7 @@ class Training:
             screen.warn(
                 f"data.batch: {batch} is not a multiple of method.key_splits={splits}, which makes steps slower"
             )
-        if settings.schedule.warmup_epochs >= self.plan.epochs:
+        if settings.schedule.warmup_epochs > self.plan.epochs:
             screen.warn(
                 f"schedule.warmup_epochs: a warm-up of {settings.schedule.warmup_epochs:g} epochs does not end in "
                 f"{self.plan.epochs}, so the learning rate never reaches what was asked for"
@@ -117,7 +117,10 @@ class Training:
         self.clusters_started = False
         self.seconds = 0.0  # spent training in earlier sittings
         self.measured: dict[str, float] = {}  # k-NN before training, and of pixels
-        self.logged: Record = {}  # the latest interval's
+        self.logged: Record = {}  # of the latest whole interval
+        self.log_every = engine.log_every
+        if self.plan.total < 2 * self.log_every:
+            self.log_every = max(1, self.plan.total // SHORT_RECORDS)
         self.met_before: dict[str, str] = {}  # unreadable images of earlier sittings
         self.commands: list[str] = []  # of earlier sittings, and this one
         self.resumed = resume and self._restore()
@@ -161,8 +164,9 @@ class Training:
             raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
         if state["data"] != self.data.source.fingerprint():
             raise UserError(
-                f"the data are not those {path.name} was trained on ({self.data.source.name} has changed): "
-                "image indices would point to other images. Restore the data, or start a new run"
+                f"the data are not those {path.name} was trained on: the images of {self.data.source.name}, or the "
+                "labels that are read of them, have changed, and indices may point to other images. Restore the data, "
+                "or start a new run"
             )
         started = state["clusters_started"]
         if started and (kept := start_of_inter(state["settings"], self.settings)) is not None:
@@ -261,10 +265,7 @@ class Training:
 
     def _train(self, last: int, bar: TrainingBar) -> None:
         self.learner.train()
-        per_epoch, total = self.plan.steps_per_epoch, self.plan.total
-        log_every = self.settings.engine.log_every
-        if total < 2 * log_every:
-            log_every = max(1, total // SHORT_RECORDS)
+        per_epoch, total, log_every = self.plan.steps_per_epoch, self.plan.total, self.log_every
         self._start_clusters_if_due()
         batches = iter(self.loader.iterate(self.step, last))
         mark, since, wait = time.monotonic(), self.step, DataWait(self.device)
@@ -341,7 +342,7 @@ class Training:
     def _log(self, record: Record) -> None:
         for logger in self.loggers:
             logger.log(record)
-        if "loss" in record:
+        if "loss" in record and record["step"] % self.log_every == 0:
             self.logged = record
         if not math.isfinite(record.get("loss", 0.0)):
             self._diverged(record["step"])

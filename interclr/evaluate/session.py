@@ -49,7 +49,7 @@ class Request:
     out: Path | None = None  # None: RUN/evaluate
     root: Path | None = None
     device: torch.device = CPU
-    backbone: str = "resnet50"
+    backbone: str | None = None  # of a weights file that does not tell: resnet50
     image_size: int | None = None
     seed: int = 0
     held_out: bool = False  # test on the images that the run held out, not on the test split
@@ -233,7 +233,8 @@ def _data_for(
         kept, held = split_off(train, count)
         train = kept if name == "clusters" or request.held_out else train
     if name == "clusters":  # the test split is not looked at, so none is taken out
-        settings = _own_clusters(Path(request.subject), settings, train, place) if folder is not None else settings
+        if folder is not None and not settings.model_fields_set & {"k", "assignments"}:
+            settings = _own_clusters(request, settings, train, place)
         return LabelledData(train, train, name=spec), settings
     if request.held_out and held is not None:
         return LabelledData(_labelled(train, screen), _labelled(held, screen), name=held.name), settings
@@ -295,9 +296,15 @@ def _labelled(source: Source, screen: Screen) -> Source:
     return Subset(source, known.tolist())
 
 
-def _own_clusters(subject: Path, settings: Evaluation, train: Source, place: Path) -> Evaluation:
+def _own_clusters(request: Request, settings: Evaluation, train: Source, place: Path) -> Evaluation:
     """The clusters of the memory bank of a run or a checkpoint, where they have begun and are of these very images."""
-    found = checkpoint.load_latest(subject / "checkpoint") if subject.is_dir() else (checkpoint.load(subject),)
+    subject = Path(request.subject)
+    try:
+        found = checkpoint.load_latest(subject / "checkpoint") if subject.is_dir() else (checkpoint.load(subject),)
+    except UserError:
+        if request.data is None:
+            raise
+        return settings  # of other images, in all likelihood: the damage does not matter here
     if found is None or not found[0]["clusters_started"] or found[0]["data"] != train.fingerprint():
         return settings
     labels = found[0]["learner"]["bank.labels"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from interclr.config import IMAGENET_MEAN, IMAGENET_STD
 from interclr.evaluate.base import Subject
 from interclr.models import Backbone, BackboneConfig, described
 from interclr.run import checkpoint
-from interclr.run.folder import load
+from interclr.run.folder import Run, know_images, load
 from interclr.types import UserError
 
 IMAGENET_SIZE = 224
@@ -33,7 +34,7 @@ ENCODERS = (
 PREFIXES = tuple(f"{outer}{encoder}" for outer in ("", "module.", "model.") for encoder in ENCODERS)
 
 
-def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None = None) -> Subject:
+def open_subject(spec: str, backbone: str | None = None, image_size: int | None = None) -> Subject:
     """``spec``: a run folder, a checkpoint of one, ``torchvision/NAME[@WEIGHTS]``, ``timm/NAME`` or a weights file.
 
     ``backbone`` names the architecture of a weights file that does not tell it (those written here do); ``image_size``
@@ -49,7 +50,7 @@ def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None =
     elif path.exists() and checkpoint.run_of(path) is not None:
         network, image_size = load(path), None
     elif path.is_file():
-        network = _described(path) or BackboneConfig(backbone=backbone).build()
+        network = _network_of(path, backbone)
         _load_names(network.network, _read_weights(path), spec)
     else:
         raise UserError(
@@ -61,13 +62,21 @@ def open_subject(spec: str, backbone: str = "resnet50", image_size: int | None =
     return Subject(network, name, size, network.mean or IMAGENET_MEAN, network.std or IMAGENET_STD)
 
 
-def _described(path: Path) -> Backbone | None:
-    """The network that a file of weights says it is of."""
-    try:
-        with safe_open(path, "pt") as file:
-            return described(file.metadata() or {})
-    except (SafetensorError, OSError):  # of another kind, or damaged: _read_weights will tell
-        return None
+def _network_of(path: Path, named: str | None) -> Backbone:
+    """The network that a file of weights says it is of, or that lies in a run folder beside it, or the one named."""
+    metadata: dict[str, str] = {}
+    with suppress(SafetensorError, OSError), safe_open(path, "pt") as file:  # another kind: _read_weights will tell
+        metadata = file.metadata() or {}
+    found = described(metadata)
+    if found is None and path.name == "backbone.safetensors" and (path.parent / "resolved.yaml").exists():
+        settings = Run(path.parent).settings
+        found = settings.model.build()
+        know_images(found, settings)
+    if found is None:
+        return BackboneConfig(backbone=named or "resnet50").build()
+    if named is not None and found.config is not None and found.config.backbone != named:
+        raise UserError(f"{path} is of a {found.config.backbone}, not of a {named}: leave --backbone out")
+    return found
 
 
 def _torchvision(spec: str) -> Backbone:

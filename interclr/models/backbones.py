@@ -114,11 +114,14 @@ def described(metadata: dict[str, str]) -> Backbone | None:
     """A backbone without its weights, as ``Backbone.description`` has it; None where there is none."""
     try:
         about = json.loads(metadata["interclr"])
-        backbone = BackboneConfig(**{key: about["model"][key] for key in BackboneConfig.model_fields}).build()
-        backbone.image_size = about["image_size"]
-        backbone.mean, backbone.std = (None if about[key] is None else tuple(about[key]) for key in ("mean", "std"))
-    except (KeyError, TypeError, ValueError, ValidationError):
+        known = BackboneConfig.model_fields.keys()
+        config = BackboneConfig(**{key: value for key, value in about["model"].items() if key in known})
+        size, mean, std = (about.get(key) for key in ("image_size", "mean", "std"))
+    except (KeyError, TypeError, AttributeError, ValueError, ValidationError):
         return None
+    backbone = config.build()  # where that cannot be built here, it says why
+    backbone.image_size = size
+    backbone.mean, backbone.std = (None if three is None else tuple(three) for three in (mean, std))
     return backbone
 
 

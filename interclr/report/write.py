@@ -41,6 +41,13 @@ def report(
     if not 2 <= points <= MOST_POINTS:
         raise UserError(f"--points {points}: from 2 to {MOST_POINTS:,} images can be shown")
     target = _file_of(folder if out is None else out)
+    try:  # before the work, not after it
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "; for a page of that name add .html" if target.parent.is_file() else ""
+        raise UserError(
+            f"cannot write to {target.parent}: {error.strerror or error}; choose another --out{hint}"
+        ) from error
     content = collect(folder, points, device, screen)
     table = target.with_name("duplicates.csv" if target.name == "report.html" else f"{target.stem}-duplicates.csv")
     pairs = []
@@ -48,10 +55,6 @@ def report(
         pairs = content["images"].pop("duplicates")
         content["images"]["table"] = table.name
     page = render(content)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {target.parent}: {error.strerror or error}; choose another --out") from error
     if content["images"] is None and target.exists():
         raise UserError(f"{target} is left as it is: the images cannot be opened now, and it may show them")
     write_text(target, page)

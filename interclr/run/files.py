@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,13 +17,13 @@ from torch import Tensor
 
 from interclr.types import UserError
 
+ARCHIVE = ("inline_container", "PytorchStreamWriter")  # in what torch says where it cannot write
+
 
 @contextlib.contextmanager
 def replacing(path: Path, advice: str = "make room or permission and repeat the command") -> Iterator[Path]:
-    """A path beside ``path`` to write to. It takes its place, synced, at the end; nothing is left if that fails.
-
-    Errors are taken to be of the writing: nothing else belongs in the block.
-    """
+    """A path beside ``path`` to write to. It takes its place, synced, at the end; nothing is left if that fails."""
+    before = sys.exception()  # one that is being handled already is not the cause of what goes wrong here
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,21 +31,28 @@ def replacing(path: Path, advice: str = "make room or permission and repeat the 
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise UserError(f"could not write {path}: {_cause(error)}; {advice}") from error
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = _reason(error, before)
+        if reason is None:
+            raise
+        raise UserError(f"could not write {path}: {reason}; {advice}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def _cause(error: BaseException) -> str:
-    """Behind torch's complaint about its archive there is the system's, such as that no space is left."""
+def _reason(error: Exception, before: BaseException | None) -> str | None:
+    """Why it could not be written; None for an error of another kind.
+
+    torch reports a full disk as a RuntimeError about its archive, behind which there may be the system's own words.
+    """
     found: BaseException | None = error
-    while found is not None and not isinstance(found, OSError):
+    while found is not None and found is not before:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
         found = found.__context__
-    if isinstance(found, OSError) and found.strerror:
-        return found.strerror
-    return " ".join(str(error).split())[:200]
+    of_writing = isinstance(error, OSError | SafetensorError) or any(word in str(error) for word in ARCHIVE)
+    return " ".join(str(error).split())[:200] if of_writing else None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -59,8 +67,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """As safetensors, readable as far as the user's mask has it: safetensors itself makes files for the owner alone."""
+    state = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     with replacing(path) as temporary:
-        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary, metadata)
+        save_file(state, temporary, metadata)
         mask = os.umask(0)
         os.umask(mask)
         with contextlib.suppress(OSError):  # some network file systems know no modes

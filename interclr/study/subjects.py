@@ -33,6 +33,7 @@ from interclr.types import Images, UserError
 Space = Literal["backbone", "embedding"]
 BATCH = 256
 MOST_WORDS = 3  # of what differs, in a title
+LONGEST_WORD = 24
 CPU = torch.device("cpu")
 
 
@@ -125,7 +126,10 @@ def titles(folders: Sequence[Path]) -> list[str]:
     settled = [folder for folder in folders if (folder / "resolved.yaml").exists()]
     cells = [folder for folder in settled if (folder / CELL).exists()]
     compared = settled if len(cells) == 1 else cells
-    varied = differences([what_is_computed(Run(folder).settings) for folder in compared])
+    try:
+        varied = differences([what_is_computed(Run(folder).settings) for folder in compared])
+    except UserError:  # settings of another version: a picture needs no more than names
+        return paths
     words = {folder: _words(varied, compared.index(folder)) for folder in cells} if varied else {}
     names = [words.get(folder, path) for folder, path in zip(folders, paths, strict=True)]
     return names if len(set(names)) == len(names) else paths
@@ -135,6 +139,8 @@ def differences(trees: Sequence[Any], key: str = "") -> dict[str, list[Any]]:
     """The values of the dotted keys in which ``trees`` differ; of components with other names only the names."""
     if all(tree == trees[0] for tree in trees):
         return {}
+    if all(isinstance(tree, list) and len(tree) == len(trees[0]) for tree in trees):
+        trees = [{str(place): value for place, value in enumerate(tree)} for tree in trees]
     if not all(isinstance(tree, dict) for tree in trees):
         return {key: list(trees)}
     names = [tree.get("name") for tree in trees]
@@ -153,7 +159,8 @@ def _words(varied: dict[str, list[Any]], which: int) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return str(value.get("name", "…"))
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+    text = f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+    return text if len(text) <= LONGEST_WORD else f"{text[:LONGEST_WORD]}…"
 
 
 def _apart(folders: Sequence[Path]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
+from interclr.config import Settings
 from interclr.evaluate.base import write_json
 from interclr.run.files import write_text
 from interclr.run.folder import Run
@@ -72,7 +73,8 @@ def gather(name: str, study: Study, cells: Sequence[Cell], folder: Callable[[Cel
 
 def _computed(cell: Cell, folder: Path) -> dict[str, Any]:
     """A finished run knows what ``auto`` was, so that a number and an ``auto`` that came to it are seen to be equal."""
-    return what_is_computed(Run(folder).settings if state_of(folder) == "finished" else cell.settings)
+    settings = Run(folder).settings if state_of(folder) == "finished" else cell.settings
+    return what_is_computed(settings) | {"device": cell.settings.engine.device}
 
 
 def _run(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -91,13 +93,18 @@ def _run(cell: Cell, folder: Path) -> dict[str, Any]:
         entry["settings"] = run.settings.model_dump(mode="json")
         entry["result"] = result
         entry["curve"] = [record for record in records if record.get("event") in ("start", "monitor")]
-        entry["figures"] = _figures(result, records, folder, int(run.settings.data.batch))
+        entry["figures"] = _figures(result, records, folder, run.settings)
     return entry
 
 
-def _figures(result: dict[str, Any], records: list[dict[str, Any]], folder: Path, batch: int) -> dict[str, float]:
+def _figures(
+    result: dict[str, Any], records: list[dict[str, Any]], folder: Path, settings: Settings
+) -> dict[str, float]:
     found = {name: result[name] for name in LABELS if isinstance(result.get(name), int | float)}
     training = [record for record in records if "images_per_second" in record]
+    # The last interval may be of a step or two; in a run that is shorter than two, all are.
+    training = [record for record in training if record["step"] % settings.engine.log_every == 0] or training
+    batch = int(settings.data.batch)
     if training:
         found["alignment"] = training[-1].get("alignment", math.nan)
         settled = training[1:] if len(training) > 2 else training  # the first interval warms up
@@ -189,9 +196,9 @@ def _table(study: Study, entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _notes(entries: list[dict[str, Any]]) -> list[str]:
-    """On few images several multiples come to one number."""
+    """On few images several multiples come to one number, for instance."""
     same = [f"{entry['name']} is the same as {entry['same_as']}" for entry in entries if entry["same_as"] is not None]
-    return [f"With these images {', '.join(same)}: one run under several names, counted once."] if same else []
+    return [f"Here {', '.join(same)}: they compute the same and are counted once."] if same else []
 
 
 def _number(value: float) -> str:

@@ -90,6 +90,16 @@ def test_one_subfolder_in_each_split_is_no_class(tmp_path: Path, names: tuple[st
     assert open_files(tmp_path, "test").labels is None
 
 
+def test_folders_without_images_make_no_class_of_the_one_that_has_them(tmp_path: Path) -> None:
+    """As detection's train/images and train/labels, or the results of somebody beside the images of a split."""
+    make(tmp_path, "train/images/1.png", "train/images/2.png", "val/images/3.png")
+    for name in ("train/labels", "val/labels"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.txt").touch()
+    assert open_files(tmp_path).labels is None
+    assert open_files(tmp_path, "test").labels is None
+
+
 def test_a_test_folder_of_another_name_than_every_class_is_unlabelled(tmp_path: Path) -> None:
     make(tmp_path, "train/a/1.png", "train/b/2.png", "test/unknown/3.png")
     assert open_files(tmp_path, "test").labels is None

@@ -55,20 +55,28 @@ def test_a_table_may_have_blank_lines_and_quotes(tmp_path: Path) -> None:
     assert [source.name_of(row) for row in range(2)] == ["a.png", "b.png"]
 
 
+TWICE = ("a.png,wren", "b.png,owl", "a.png,wren", "b.png,owl")
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "path,species\na.png,wren\nb.png,owl\n",
-        "Species;File\nwren;a.png\nowl;b.png\n",
-        ",path,species\n0,a.png,wren\n1,b.png,owl\n",  # with the index that pandas writes
-        "species,path,class\nx,a.png,wren\nx,b.png,owl\n",  # a known name comes first
+        "\n".join(("path,species", *TWICE)),
+        "\n".join(("Species;File", *(";".join(reversed(line.split(","))) for line in TWICE))),
+        "\n".join((",path,species", *(f"{number},{line}" for number, line in enumerate(TWICE)))),  # as pandas writes it
     ],
 )
-def test_the_one_column_beside_the_path_holds_the_labels(tmp_path: Path, text: str) -> None:
-    source = open_list(listed(tmp_path, text))
+def test_a_column_beside_the_path_whose_words_repeat_holds_the_labels(tmp_path: Path, text: str) -> None:
+    with pytest.warns(UserWarning, match=r"labels are read from the column species of .*list\.csv"):
+        source = open_list(listed(tmp_path, text))
     assert source.classes == ("owl", "wren")
     assert source.labels is not None
-    assert source.labels.tolist() == [1, 0]
+    assert source.labels.tolist() == [1, 0, 1, 0]
+
+
+def test_a_known_name_comes_first(tmp_path: Path) -> None:
+    source = open_list(listed(tmp_path, "species,path,class\nx,a.png,wren\nx,b.png,owl\n"))
+    assert source.classes == ("owl", "wren")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +84,11 @@ def test_the_one_column_beside_the_path_holds_the_labels(tmp_path: Path, text: s
     [
         ("path,species,site\na.png,wren,1\nb.png,owl,2\n", "species, site"),
         ("filename,path\na.png,a.png\nb.png,b.png\n", "filename"),  # another path is no label
+        ("id,filename\n100,a.png\n101,b.png\n", "id"),
+        ("path,caption\na.png,a wren\nb.png,an owl\n", "caption"),  # each occurs once
+        ("path,split\na.png,train\nb.png,val\na.png,train\nb.png,val\n", "split"),
+        ("path,delta\na.png,-5\nb.png,0.5\na.png,-5\nb.png,0.5\n", "delta"),
+        ("path,site\na.png,x\nb.png,x\n", "site"),  # one word says nothing
     ],
 )
 def test_columns_that_are_not_understood_are_named(tmp_path: Path, text: str, columns: str) -> None:

@@ -54,6 +54,20 @@ def test_short_runs_have_curves_to_their_last_step(tmp_path: Path) -> None:
         assert [line["step"] for line in run.metrics if "loss" in line] == logged
 
 
+def test_more_neighbours_than_images_are_told_as_what_they_are(tmp_path: Path) -> None:
+    heard = Heard()
+    run = train(tiny("monitor.k=5000"), tmp_path / "run", screen=heard.screen)
+    assert run.result["knn_k"] == 64
+    assert "k=64, T=" in heard.text
+
+
+def test_the_line_of_an_epoch_tells_how_training_does(finished: tuple[Run, str]) -> None:
+    (line,) = (line for line in finished[1].splitlines() if line.startswith("epoch 2/2"))
+    logged = next(line for line in reversed(finished[0].metrics) if line["step"] == 6)
+    for words in (f"loss {logged['loss']:.3f}", f"alignment {logged['alignment']:.2f}", "relabelled "):
+        assert words in line
+
+
 def test_a_warm_up_that_does_not_end_is_said_aloud(tmp_path: Path) -> None:
     heard = Heard()
     train(tiny("schedule.warmup_epochs=50"), tmp_path / "run", screen=heard.screen)

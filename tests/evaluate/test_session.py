@@ -83,6 +83,22 @@ def test_a_checkpoint_knows_the_data_and_the_clusters_of_its_run(run: Path, tmp_
     assert not (tmp_path / "other" / "clusters" / "assignments.safetensors").exists()
 
 
+def test_clusters_that_a_user_asks_for_are_not_the_runs(run: Path, tmp_path: Path) -> None:
+    save_file({"labels": torch.arange(160) % 3}, tmp_path / "mine.safetensors")
+    for words, clusters in ((["k=5"], 5), ([f"assignments={tmp_path / 'mine.safetensors'}"], 3)):
+        for data in (None, "synthetic:160"):
+            assert measure(["clusters"], str(run), *words, data=data, out=tmp_path)["clusters"]["clusters"] == clusters
+
+
+def test_other_data_need_no_checkpoint(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    for path in (copy / "checkpoint").iterdir():
+        path.write_bytes(b"damaged")
+    assert measure(["clusters"], str(copy), data="synthetic:100", out=tmp_path / "out")["clusters"]["clusters"] == 10
+    with pytest.raises(UserError, match="no readable checkpoint"):
+        measure(["clusters"], str(copy), out=tmp_path / "own")
+
+
 def test_clusters_that_have_not_begun_are_nobodys(tmp_path: Path) -> None:
     late = [*TINY, "schedule.epochs=2", "inter.clusters=8", "inter.sampler.negatives=4", "inter.warmup_epochs=1"]
     pretrain(load_settings("default", late), tmp_path / "run", screen=QUIET, stop_after=3)
@@ -460,6 +476,23 @@ def test_weights_that_were_exported_tell_their_network_and_its_images(run: Path,
         assert (subject.image_size, subject.mean, subject.std) == (32, expected.mean, expected.std)
         assert torch.equal(embed(subject.backbone, images), embed(backbone, images))
     assert torch.equal(embed(backbone, images), embed(backbone, images, size=32))
+
+
+def test_weights_beside_the_settings_of_their_run_need_no_name(run: Path, tmp_path: Path) -> None:
+    """As runs have left them before their files told."""
+    old = shutil.copytree(run, tmp_path / "run")
+    save_file(load_file(run / "backbone.safetensors"), old / "backbone.safetensors")
+    expected, found = open_subject(str(run)), open_subject(str(old / "backbone.safetensors"))
+    assert (found.image_size, found.mean) == (expected.image_size, expected.mean)
+    with pytest.raises(UserError, match="is of a resnet8, not of a resnet18: leave --backbone out"):
+        open_subject(str(run / "backbone.safetensors"), backbone="resnet18")
+
+
+def test_a_network_that_cannot_be_built_here_says_why(tmp_path: Path) -> None:
+    about = {"interclr": json.dumps({"model": {"backbone": "resnet19"}})}
+    save_file({"a": torch.zeros(1)}, tmp_path / "weights.safetensors", about)
+    with pytest.raises(UserError, match=r"model\.backbone='resnet19' is unknown"):
+        open_subject(str(tmp_path / "weights.safetensors"))
 
 
 def test_timms_weights_are_given_images_as_they_expect_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from interclr.run import files
 from interclr.run.files import load_state, replacing, save_state, save_tensors, write_text
 from interclr.types import UserError
 
@@ -38,6 +40,32 @@ def test_the_cause_behind_torchs_complaint_is_named(tmp_path: Path) -> None:
     complaint.__context__ = FULL
     with pytest.raises(UserError, match=r"could not write .*state\.pt: No space left on device; make room"):
         half_write(tmp_path / "state.pt", complaint)
+
+
+def test_errors_that_are_not_of_writing_stay_what_they_are(tmp_path: Path) -> None:
+    for error in (RuntimeError("CUDA error: device-side assert triggered"), ValueError("something else")):
+        with pytest.raises(type(error), match=str(error)):
+            half_write(tmp_path / "file", error)
+    with pytest.raises(UserError, match=r"could not write .*: unexpected pos .inline_container\.cc.; make room"):
+        half_write(tmp_path / "file", RuntimeError("unexpected pos [inline_container.cc]"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_is_being_handled_is_not_the_cause(tmp_path: Path) -> None:
+    try:
+        (tmp_path / "nowhere").read_text()
+    except FileNotFoundError:
+        with pytest.raises(RuntimeError, match=r"^shared memory$"):
+            half_write(tmp_path / "file", RuntimeError("shared memory"))
+
+
+def test_a_place_where_safetensors_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(UserError, match=r"could not write .*I/O error: No space left on device"):
+        save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(3)})
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")

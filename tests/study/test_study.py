@@ -362,7 +362,7 @@ def test_cells_that_come_to_the_same_run_are_counted_once(own: Path, out: Path, 
     assert len(calls) == 4  # auto and the number it comes to have folders of their own
     assert [cell["same_as"] for cell in document["cells"]] == [None, "k / 10", None, "k", None]
     assert all(entry["cells"] == 3 for entry in document["label_free"].values())
-    note = "With these images k / 4 is the same as k / 10, 1.01 k is the same as k: one run under several names"
+    note = "Here k / 4 is the same as k / 10, 1.01 k is the same as k: they compute the same"
     assert note in (out / "table.md").read_text()
     assert note in heard.text
 
