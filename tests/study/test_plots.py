@@ -24,7 +24,7 @@ from interclr.study import figures, gallery
 from interclr.study.gallery import GREEN, RED, plot_negatives, plot_retrieval
 from interclr.study.plots import plot_curves, plot_tsne
 from interclr.study.schema import read_study
-from interclr.study.subjects import open_run, titles, training_data
+from interclr.study.subjects import _short, differences, open_run, titles, training_data
 from interclr.study.tables import label_free, summarise
 from interclr.types import UserError
 
@@ -191,6 +191,21 @@ def test_cells_are_called_by_what_they_vary(runs: dict[str, Path], tmp_path: Pat
     assert titles([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
 
 
+def test_what_differs_in_a_list_is_told_by_its_place_and_not_at_length() -> None:
+    trees = [{"views": [{"flip": flip, "scale": [0.2, 1.0]}, {"flip": 0.5}]} for flip in (0.1, 0.5)]
+    assert differences(trees) == {"views.0.flip": [0.1, 0.5]}
+    assert differences([{"a": [1]}, {"a": [1, 2]}]) == {"a": [[1], [1, 2]]}
+    assert len(_short("x" * 500)) == 25
+
+
+def test_cells_of_another_version_keep_their_names(tmp_path: Path) -> None:
+    cells = [cell_folder(tmp_path, f"seed={seed}") for seed in (1, 2)]
+    for folder in cells:
+        with open(folder / "resolved.yaml", "a") as file:
+            file.write("gone_setting: 1\n")
+    assert titles(cells) == [folder.name for folder in cells]
+
+
 def test_panels_of_cells_are_titled_by_what_they_vary(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +252,17 @@ def test_percentages_stay_between_0_and_100(
         low, high = axes.get_ylim()
         assert 0 <= low < high <= 100
     assert drawn[-1][1].get_title() == "k-NN is equal in all cells"
+
+
+def test_a_run_under_two_names_is_one_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [cell(name, x, [x, 2.0 * x]) for name, x in (("a", 1), ("b", 2), ("c", 3), ("d", 3))]
+    cells[3]["same_as"] = "c"
+    points: list[int] = []
+    monkeypatch.setattr(Axes, "scatter", lambda _, x, y, **options: points.append(len(x)))
+
+    free = label_free({each["name"]: each["summary"] for each in cells[:3]})
+    figures._label_free(tmp_path / "label_free", {"cells": cells, "label_free": free})
+    assert sum(points) == 3
 
 
 def test_k_nn_curves_stay_between_0_and_100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
