@@ -33,7 +33,8 @@ import yaml
 from cifar10_plan import PLAN, ROOT, Job, jobs_of, read_plan
 
 from interclr.config import load_settings
-from interclr.evaluate.session import Request, place_of
+from interclr.evaluate.requested import Request
+from interclr.evaluate.session import place_of
 from interclr.run import checkpoint
 from interclr.run.files import write_text
 from interclr.run.folder import Run, environment

@@ -6,8 +6,9 @@ from interclr.evaluate.detection import Detection
 from interclr.evaluate.knn import KNN
 from interclr.evaluate.linear import Linear
 from interclr.evaluate.low_shot import LowShot
+from interclr.evaluate.requested import Request
 from interclr.evaluate.semi_supervised import SemiSupervised
-from interclr.evaluate.session import Request, evaluate
+from interclr.evaluate.session import evaluate
 from interclr.evaluate.subject import open_subject
 from interclr.evaluate.svm import SVM
 

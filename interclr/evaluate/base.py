@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +26,9 @@ from interclr.run.files import save_tensors, write_text
 from interclr.run.folder import command_line, environment
 from interclr.screen import Screen
 from interclr.types import Config, Images, UserError
+
+if TYPE_CHECKING:
+    from interclr.evaluate.requested import Requested
 
 Triple = tuple[float, float, float]
 BATCH = 256
@@ -74,6 +77,16 @@ class Evaluation(Config, ABC):
     """Settings of a protocol are its fields; defaults are the paper's protocol."""
 
     name: str
+    weeks_on_a_cpu: ClassVar[bool] = False
+
+    @property
+    def reads_images(self) -> bool:
+        """Those that cannot be read are then left out, of the images it is given and of all that is counted."""
+        return True
+
+    def open(self, images: Requested) -> tuple[LabelledData, Evaluation]:
+        """What to measure on, and these settings with what those tell: by default labelled images, and as they are."""
+        return images.labelled(), self
 
     @abstractmethod
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:

@@ -15,10 +15,13 @@ from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
+from interclr.data.source import Source
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of
 from interclr.evaluate.plots import figure
+from interclr.evaluate.requested import Request, Requested
 from interclr.health import agreement
 from interclr.labels import kmeans
+from interclr.run import checkpoint
 from interclr.run.files import save_tensors
 from interclr.types import UserError
 
@@ -69,6 +72,22 @@ class Clusters(Evaluation):
     k: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     iterations: Annotated[int, Field(ge=1)] = 50
     assignments: Path | None = None
+
+    @property
+    def reads_images(self) -> bool:
+        return self.assignments is None
+
+    def open(self, images: Requested) -> tuple[LabelledData, Evaluation]:
+        """The test split is not looked at, so none is taken out."""
+        train, _ = images.trained_on()
+        own = not self.model_fields_set & {"k", "assignments"} and images.request.run is not None
+        found = _clusters_of_run(images.request, train) if own else None
+        data = LabelledData(train, train, images.name)
+        if found is None:
+            return data, self
+        path = images.place / "assignments.safetensors"
+        save_tensors(path, {"labels": found})
+        return data, self.model_copy(update={"assignments": path})
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         labels = data.train.labels
@@ -152,3 +171,18 @@ class Clusters(Evaluation):
             right.set_ylabel("share of classes, %")
             right.set_title(f"classes in the {len(largest)} largest clusters")
             right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
+
+
+def _clusters_of_run(request: Request, train: Source) -> Tensor | None:
+    """Those of the memory bank of a run or a checkpoint, where they have begun and are of these very images."""
+    subject = Path(request.subject)
+    try:
+        found = checkpoint.load_latest(subject / "checkpoint") if subject.is_dir() else (checkpoint.load(subject),)
+    except UserError:
+        if request.data is None:
+            raise
+        return None  # of other images, in all likelihood: the damage does not matter here
+    if found is None or not found[0]["clusters_started"] or found[0]["data"] != train.fingerprint():
+        return None
+    labels: Tensor = found[0]["learner"]["bank.labels"]
+    return labels

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from interclr.data.builtin import data_root
 from interclr.data.decode import decode, read_bytes
 from interclr.data.parallel import ordered_map
-from interclr.data.source import UnreadableImage
+from interclr.data.source import FileSource, UnreadableImage
 from interclr.evaluate.average_precision import THRESHOLDS, Found, Truth, coco_rules, summary, voc_rules
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, write_json
 from interclr.evaluate.detection_pictures import draw_curves, draw_detections
 from interclr.evaluate.faster_rcnn import build, parameter_groups
+from interclr.evaluate.requested import Requested
 from interclr.evaluate.voc_boxes import BoxedImage, BoxedSet, find_splits, read_boxes
 from interclr.optim import Decay, Rate, Unit, set_learning_rate
 from interclr.run.files import load_state, save_state
@@ -75,6 +76,20 @@ class Detection(Evaluation):
     difficult_in_training: bool = True
     eleven_points: bool = True  # VOC07's rule; False: the area under the curve
     checkpoint_every: Positive = 1000
+    weeks_on_a_cpu: ClassVar[bool] = True
+
+    def open(self, images: Requested) -> tuple[LabelledData, Evaluation]:
+        """Where the annotations are found; voc07 and voc0712 name the years to train on."""
+        if self.data is not None:
+            return images.named_by_settings(self.data), self
+        images.refuse_held_out()
+        train, name = images.split("train"), images.name
+        if train.labels is not None or not isinstance(train, FileSource):
+            raise UserError(f"{name} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
+        found: dict[str, Any] = {"data": train.folder if name in ("voc07", "voc0712") else Path(name)}
+        if name == "voc07":
+            found |= {"train": ("VOC2007/trainval",), "test": ("VOC2007/test",)}
+        return LabelledData(train, train, name), self.model_copy(update=found)
 
     def run(self, subject: Subject, data: LabelledData | None, context: Context) -> dict[str, float]:
         """``data`` is not looked at: boxes are read from the folder that the field ``data`` names."""

@@ -13,6 +13,7 @@ from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, f
 from interclr.evaluate.draws import Indices, balanced_draw
 from interclr.evaluate.multilabel import MultiLabelSet, targets_of
 from interclr.evaluate.plots import figure
+from interclr.evaluate.requested import Requested
 from interclr.evaluate.svm import Cost, keep, measure
 from interclr.svm import Machine, Signs, in_parallel, unit_rows
 from interclr.types import UserError
@@ -46,6 +47,9 @@ class LowShot(Evaluation):
     iterations: Annotated[int, Field(ge=1)] = 2000
     voc: Path | None = None  # a VOC devkit to use in place of the data
     jobs: Annotated[int, Field(ge=0)] = 0  # processes; 0: one for every core
+
+    def open(self, images: Requested) -> tuple[LabelledData, Evaluation]:
+        return super().open(images) if self.voc is None else (images.named_by_settings(self.voc), self)
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         train, test = targets_of(data, self.voc)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +14,23 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from interclr.config import explain, parse_override
-from interclr.data.builtin import open_source
-from interclr.data.folder import splits_of_folder
-from interclr.data.hold_out import split_off
-from interclr.data.packed import is_packed
 from interclr.data.reading import Unreadable
-from interclr.data.source import ArraySource, FileSource, Source
+from interclr.data.source import Source
 from interclr.data.stream import in_order
 from interclr.data.subset import Subset
 from interclr.data.views import largest_side
 from interclr.evaluate.base import BATCH, BrokenImages, Context, Evaluation, LabelledData, Subject, write_json
 from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
+from interclr.evaluate.requested import CPU, Request, Requested
 from interclr.evaluate.subject import open_subject
-from interclr.run import checkpoint
-from interclr.run.files import save_tensors, write_text
+from interclr.run.files import write_text
 from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
 
-TEST_SHARE = 0.2  # of a labelled set without a test split
-SPLIT_SEED = 20_260_102
-CPU = torch.device("cpu")
 OWN_COLUMNS = 3  # protocol, figure, value; then come the paper's
 WIDE = 130  # columns of a terminal that has room for the paper's figures
 Broken = dict[str, Unreadable]  # by the images that were looked through, see _key
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a user asks for on the command line."""
-
-    subject: str
-    data: str | None = None  # None: the data of the run
-    out: Path | None = None  # None: RUN/evaluate
-    root: Path | None = None
-    device: torch.device = CPU
-    backbone: str | None = None  # of a weights file that does not tell: resnet50
-    image_size: int | None = None
-    seed: int = 0
-    held_out: bool = False  # test on the images that the run held out, not on the test split
-
-    @property
-    def run(self) -> Path | None:
-        """The folder of the run that is evaluated, or whose checkpoint is."""
-        return checkpoint.run_of(Path(self.subject))
 
 
 def evaluate(
@@ -72,8 +45,7 @@ def evaluate(
 
     As a ``whole`` it is passed over with a warning, and there is a table of all; otherwise it is an error, at the end.
     """
-    if request.held_out:
-        _check_held_out(request)
+    request.check_held_out()
     subject = open_subject(request.subject, request.backbone, request.image_size)
     out = request.out or place_of(request)
     results: dict[str, dict[str, float]] = {}
@@ -93,8 +65,8 @@ def evaluate(
         context = Context(place, request.device, screen, request.seed, autocast)
         started = time.monotonic()
         try:
-            data, settings = _data_for(name, settings, request, largest_side(subject.image_size), place, screen)
-            if whole and name == "detection" and request.device.type == "cpu":
+            data, settings = settings.open(Requested(request, largest_side(subject.image_size), place, screen))
+            if whole and settings.weeks_on_a_cpu and request.device.type == "cpu":
                 raise UserError("takes weeks on a CPU and is left out; ask for it by its name to run it all the same")
             results[name] = _run(settings, subject, data, context, broken)
         except UserError as error:
@@ -145,7 +117,7 @@ def _run(
     """Images that cannot be read are left out. When one is met all of its split are looked for, and it begins again:
     looking beforehand would take as long as many a protocol."""
     while True:
-        left = data if getattr(protocol, "assignments", None) is not None else _without(data, broken)
+        left = _without(data, broken) if protocol.reads_images else data
         out = 0
         for split, whole in _splits(data).items():
             out += len(whole) - len(_splits(left)[split])
@@ -207,110 +179,6 @@ def _settings(protocol: type[Evaluation], overrides: list[str]) -> Evaluation:
         return protocol.model_validate(tree)
     except ValidationError as error:
         raise UserError(explain(error, protocol)) from error
-
-
-def _data_for(
-    name: str, settings: Evaluation, request: Request, max_side: int, place: Path, screen: Screen
-) -> tuple[LabelledData, Evaluation]:
-    spec, root, folder = request.data, request.root, request.run
-    own = getattr(settings, "voc", None) or (getattr(settings, "data", None) if name == "detection" else None)
-    if request.held_out and (own is not None or name == "detection"):
-        raise UserError(f"{name} of boxes or a VOC devkit has splits of its own: measure it without --held-out")
-    if own is not None:  # these settings name the images themselves; the others are not looked at
-        nothing = ArraySource(torch.empty(0, 3, 1, 1, dtype=torch.uint8), name=str(own))
-        return LabelledData(nothing, nothing, str(own)), settings
-    if spec is None:
-        if folder is None:
-            raise UserError("name the labelled images with --data: these weights are not a run that knows its own")
-        spec, root = Run(folder).settings.data.source, root or Run(folder).settings.data.root
-    train = open_source(spec, "train", root, max_side)
-    if name == "detection":
-        if train.labels is not None:
-            raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
-        return LabelledData(train, train, spec), settings.model_copy(update=_boxes_of(spec, train))
-    held: Source | None = None
-    if folder is not None and request.data is None and (count := Run(folder).settings.data.hold_out):
-        kept, held = split_off(train, count)
-        train = kept if name == "clusters" or request.held_out else train
-    if name == "clusters":  # the test split is not looked at, so none is taken out
-        if folder is not None and not settings.model_fields_set & {"k", "assignments"}:
-            settings = _own_clusters(request, settings, train, place)
-        return LabelledData(train, train, name=spec), settings
-    if request.held_out and held is not None:
-        return LabelledData(_labelled(train, screen), _labelled(held, screen), name=held.name), settings
-    return LabelledData(*_split(spec, train, root, max_side, screen), name=spec), settings
-
-
-def _check_held_out(request: Request) -> None:
-    folder = request.run
-    if folder is None or request.data is not None:
-        raise UserError("--held-out tests on images that a run held out: it needs a run, and no --data")
-    if not Run(folder).settings.data.hold_out:
-        raise UserError(f"{folder} held no images out; train with data.hold_out=N to keep N from the training")
-
-
-def _boxes_of(spec: str, train: Source) -> dict[str, Any]:
-    """Where detection finds its annotations; voc07 and voc0712 name the years to train on."""
-    if not isinstance(train, FileSource):
-        raise UserError(f"{spec} has no boxes: detection needs a VOC devkit (JPEGImages, Annotations, ImageSets)")
-    if spec == "voc07":
-        return {"data": train.folder, "train": ("VOC2007/trainval",), "test": ("VOC2007/test",)}
-    return {"data": train.folder if spec == "voc0712" else Path(spec)}
-
-
-def _split(spec: str, train: Source, root: Path | None, max_side: int, screen: Screen) -> tuple[Source, Source]:
-    """The set's own test split; without one a fifth of every class, fixed for all time and said aloud."""
-    if not Path(spec).is_file() and not is_packed(Path(spec)):
-        try:
-            return _labelled(train, screen), _labelled(open_source(spec, "test", root, max_side), screen)
-        except UserError:
-            if not Path(spec).is_dir() or splits_of_folder(Path(spec)):  # there is one, and it is of no use
-                raise
-    if train.labels is None:
-        return train, train  # check_labels says what is missing
-    train = _labelled(train, screen)
-    assert train.labels is not None
-    generator = torch.Generator().manual_seed(SPLIT_SEED)
-    shuffled = torch.randperm(len(train), generator=generator)
-    labels = train.labels[shuffled]
-    test_rows: list[int] = []
-    for label in labels.unique().tolist():
-        rows = shuffled[labels == label].tolist()
-        test_rows += rows[: max(1, round(TEST_SHARE * len(rows)))] if len(rows) > 1 else []
-    if not test_rows:
-        raise UserError(f"{spec} has no test split, and with one image of every class none can be lent to it")
-    chosen = set(test_rows)
-    train_rows = [row for row in range(len(train)) if row not in chosen]
-    screen.say_once(f"no test split: {len(chosen)} of {len(train)} images, a fifth of every class, are tested on")
-    return Subset(train, train_rows), Subset(train, sorted(chosen))
-
-
-def _labelled(source: Source, screen: Screen) -> Source:
-    """The images with a label, where only some have one."""
-    if source.labels is None or bool((source.labels < 0).all()):
-        return source
-    known = (source.labels >= 0).nonzero().flatten()
-    if len(known) == len(source):
-        return source
-    screen.say_once(f"{len(source) - len(known):,} of {len(source):,} images of {source.name} have no label: left out")
-    return Subset(source, known.tolist())
-
-
-def _own_clusters(request: Request, settings: Evaluation, train: Source, place: Path) -> Evaluation:
-    """The clusters of the memory bank of a run or a checkpoint, where they have begun and are of these very images."""
-    subject = Path(request.subject)
-    try:
-        found = checkpoint.load_latest(subject / "checkpoint") if subject.is_dir() else (checkpoint.load(subject),)
-    except UserError:
-        if request.data is None:
-            raise
-        return settings  # of other images, in all likelihood: the damage does not matter here
-    if found is None or not found[0]["clusters_started"] or found[0]["data"] != train.fingerprint():
-        return settings
-    labels = found[0]["learner"]["bank.labels"]
-    path = place / "assignments.safetensors"
-    save_tensors(path, {"labels": labels})
-    return settings.model_copy(update={"assignments": path})
 
 
 def _table_of_all(

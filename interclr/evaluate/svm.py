@@ -14,6 +14,7 @@ from pydantic import Field
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of
 from interclr.evaluate.multilabel import MultiLabelSet, targets_of
 from interclr.evaluate.plots import figure
+from interclr.evaluate.requested import Requested
 from interclr.run.files import save_tensors
 from interclr.svm import COSTS, PRIMAL_FROM, Machine, Reals, Signs, average_precision, best_cost, in_parallel, unit_rows
 
@@ -44,6 +45,9 @@ class SVM(Evaluation):
     difficult: Literal["ignore", "negative"] = "ignore"
     voc: Path | None = None  # a VOC devkit to use in place of the data
     jobs: Annotated[int, Field(ge=0)] = 0  # processes; 0: one for every core
+
+    def open(self, images: Requested) -> tuple[LabelledData, Evaluation]:
+        return super().open(images) if self.voc is None else (images.named_by_settings(self.voc), self)
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         train, test = targets_of(data, self.voc)

@@ -169,7 +169,7 @@ def test_held_out_needs_a_run_that_held_images_out(run: Path, held: Path) -> Non
         measure(["knn"], str(held), held_out=True, data="synthetic:100")
     with pytest.raises(UserError, match="needs a run, "):
         measure(["knn"], str(held / "backbone.safetensors"), held_out=True)
-    with pytest.raises(UserError, match="splits of its own"):
+    with pytest.raises(UserError, match="splits of their own"):
         measure(["detection"], str(held), held_out=True)
 
 
