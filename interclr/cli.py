@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from io import TextIOWrapper
@@ -393,8 +394,16 @@ def data_check(
         raise typer.Exit(1)
 
 
+def _is_spare() -> bool:
+    """Under ``torchrun``, where one process alone does what does not train: the others would do all of it again."""
+    of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0"
+    return of_several and not any(command in sys.argv[1:2] for command in ("pretrain", "study", "bench"))
+
+
 def main() -> None:
     """Entry point: turns ``UserError`` into one line and exit code 2."""
+    if _is_spare():
+        return
     for stream in (sys.stdout, sys.stderr):  # a file name need not be text
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,18 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("warnings.showwarning", lambda *_: None)
     return run
+
+
+@pytest.mark.parametrize(
+    ("rank", "words", "says"), [("0", "recipes", "default"), ("1", "recipes", ""), ("1", "pretrain", "--out")]
+)
+def test_one_process_of_several_does_what_does_not_train(
+    call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, rank: str, words: str, says: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    result = call(words)
+    assert (says in result.out + result.err) if says else not result.out + result.err
 
 
 def small(*overrides: str) -> list[str]:
