@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from io import StringIO
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torchvision
 from box_tree import write_year
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from tiny_session import QUIET, TINY, class_folder, measure
 
 from interclr.config import load_settings
 from interclr.data.builtin import open_source
@@ -24,33 +23,9 @@ from interclr.data.source import Source
 from interclr.data.synthetic import generate
 from interclr.engine import pretrain
 from interclr.evaluate import PROTOCOLS, Request, evaluate, open_subject
-from interclr.export import export
 from interclr.models import BackboneConfig
-from interclr.run.folder import embed, load
 from interclr.screen import Screen
 from interclr.types import UserError
-
-QUIET = Screen(quiet=True)
-TINY = ["data.source=synthetic:160", "data.batch=32", "model.width=8", "schedule.epochs=1", "engine.device=cpu"]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("session") / "run"
-    pretrain(load_settings("default", [*TINY, "inter.clusters=8", "inter.sampler.negatives=4"]), folder, screen=QUIET)
-    return folder
-
-
-def measure(names: list[str], subject: str, *overrides: str, **more: object) -> dict[str, dict[str, float]]:
-    return evaluate(names, PROTOCOLS, Request(subject, **more), list(overrides), QUIET)  # type: ignore[arg-type]
-
-
-def class_folder(folder: Path, images: int = 80) -> Path:
-    pixels, labels = generate(images, seed=3)
-    for number, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
-        (folder / f"class{label}").mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"class{label}" / f"{number}.png")
-    return folder
 
 
 def test_a_run_is_measured_on_its_own_data(run: Path, tmp_path: Path) -> None:
@@ -139,11 +114,6 @@ def test_results_on_other_data_and_of_other_subjects_lie_apart(
         assert {"command", "commit", "torch", "date"} <= result.keys()
 
 
-def test_random_weights_are_always_the_same() -> None:
-    one, other = (open_subject("torchvision/resnet18").backbone.state_dict() for _ in range(2))
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
-
-
 def test_held_out_images_are_tested_on_and_nothing_else(held: Path) -> None:
     monitored = json.loads((held / "result.json").read_text())
     figures = measure(["knn"], str(held), f"k={monitored['knn_k']}", held_out=True)
@@ -219,75 +189,11 @@ def test_images_without_labels_are_refused_by_name(run: Path, tmp_path: Path) ->
         measure(["knn"], str(run), data=str(folder), out=tmp_path / "out")
 
 
-def test_a_checkpoint_and_a_weights_file_are_the_same_network(run: Path, tmp_path: Path) -> None:
-    images = torch.randn(2, 3, 32, 32)
-    expected = load(run)(images)
-    newest = sorted((run / "checkpoint").glob("step-*.pt"))[-1]
-    torch.testing.assert_close(open_subject(str(newest)).backbone(images), expected)
-    reference = open_subject("torchvision/resnet18").backbone
-    state = {f"module.{key}": value for key, value in reference.network.state_dict().items()}
-    save_file(state, tmp_path / "weights.safetensors")
-    torch.save(state, tmp_path / "weights.pth")
-    for name in ("weights.safetensors", "weights.pth"):
-        opened = open_subject(str(tmp_path / name), backbone="resnet18")
-        torch.testing.assert_close(opened.backbone(images), reference(images))
-    with pytest.raises(UserError, match="--backbone"):
-        open_subject(str(tmp_path / "weights.pth"), backbone="resnet50")
-
-
-class Evil:
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Path.touch, (Path("ran-code"),))
-
-
-def test_weights_never_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("evil.pth").write_bytes(pickle.dumps({"a": Evil()}))
-    torch.save({"a": Evil()}, "evil2.pth")
-    for name in ("evil.pth", "evil2.pth"):
-        with pytest.raises(UserError):
-            open_subject(name)
-    assert not Path("ran-code").exists()
-
-
-@pytest.mark.parametrize(
-    ("subject", "said"),
-    [
-        ("nowhere", "no run or weights file"),
-        ("torchvision/resnet18@NONE", "IMAGENET1K_V1"),
-        ("torchvision/resnet999", "unknown"),
-    ],
-)
-def test_a_wrong_word_is_explained(subject: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        open_subject(subject)
-
-
 def test_a_wrong_setting_names_the_key(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^temprature: unknown key; did you mean temperature"):
         measure(["knn"], str(run), "temprature=1", out=tmp_path)
     with pytest.raises(UserError, match="--data"):
         measure(["knn"], "torchvision/resnet18", out=tmp_path)
-
-
-def test_torchvisions_weights_load_by_name_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From torchvision's own cache folder, as its download leaves them; without them the error says what is missing."""
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    weights = torchvision.models.ResNet18_Weights.IMAGENET1K_V1
-    network = torchvision.models.resnet18()
-    (tmp_path / "checkpoints").mkdir()
-    torch.save(network.state_dict(), tmp_path / "checkpoints" / Path(weights.url).name)
-    opened = open_subject("torchvision/resnet18@IMAGENET1K_V1")
-    network.fc = torch.nn.Identity()
-    images = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(opened.backbone(images), network.eval()(images))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
-    with pytest.raises(UserError, match="cannot be fetched"):
-        open_subject("torchvision/resnet34@IMAGENET1K_V1")
-
-
-def unreachable(*_: object, **__: object) -> None:
-    raise OSError("no network")
 
 
 def test_another_number_of_channels_is_named(tmp_path: Path) -> None:
@@ -328,17 +234,6 @@ def test_damaged_features_are_made_again(run: Path, tmp_path: Path, damage: byte
     for path in (tmp_path / "features").iterdir():
         path.write_bytes(damage)
     assert measure(["knn"], str(run), "k=3", out=tmp_path) == first
-
-
-def test_a_damaged_checkpoint_is_one_line(run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
-    path = sorted((copy / "checkpoint").iterdir())[-1]
-    path.write_bytes(b"damaged")
-    with pytest.raises(UserError, match=f"{path.name} cannot be read"):
-        measure(["knn"], str(path), data="synthetic:40")
-    save_file({"x": torch.zeros(1)}, copy / "backbone.safetensors")
-    with pytest.raises(UserError, match=r"not those of the network in its resolved\.yaml"):
-        measure(["knn"], str(copy))
 
 
 def test_images_without_a_label_are_left_out_of_a_partly_labelled_set(run: Path, tmp_path: Path) -> None:
@@ -466,45 +361,6 @@ def test_a_test_split_that_is_of_no_use_is_not_replaced_by_training_images(run: 
         measure(["knn"], str(run), data=str(tmp_path / "images"), out=tmp_path / "out")
 
 
-def test_weights_that_were_exported_tell_their_network_and_its_images(run: Path, tmp_path: Path) -> None:
-    images = torch.randint(256, (4, 3, 50, 40), dtype=torch.uint8)
-    backbone = load(run)
-    export(backbone, tmp_path / "weights.safetensors", "safetensors")
-    expected = open_subject(str(run))
-    for path in (tmp_path / "weights.safetensors", run / "backbone.safetensors"):
-        subject = open_subject(str(path))
-        assert (subject.image_size, subject.mean, subject.std) == (32, expected.mean, expected.std)
-        assert torch.equal(embed(subject.backbone, images), embed(backbone, images))
-    assert torch.equal(embed(backbone, images), embed(backbone, images, size=32))
-
-
-def test_weights_beside_the_settings_of_their_run_need_no_name(run: Path, tmp_path: Path) -> None:
-    """As runs have left them before their files told."""
-    old = shutil.copytree(run, tmp_path / "run")
-    save_file(load_file(run / "backbone.safetensors"), old / "backbone.safetensors")
-    expected, found = open_subject(str(run)), open_subject(str(old / "backbone.safetensors"))
-    assert (found.image_size, found.mean) == (expected.image_size, expected.mean)
-    with pytest.raises(UserError, match="is of a resnet8, not of a resnet18: leave --backbone out"):
-        open_subject(str(run / "backbone.safetensors"), backbone="resnet18")
-
-
-def test_a_network_that_cannot_be_built_here_says_why(tmp_path: Path) -> None:
-    about = {"interclr": json.dumps({"model": {"backbone": "resnet19"}})}
-    save_file({"a": torch.zeros(1)}, tmp_path / "weights.safetensors", about)
-    with pytest.raises(UserError, match=r"model\.backbone='resnet19' is unknown"):
-        open_subject(str(tmp_path / "weights.safetensors"))
-
-
-def test_timms_weights_are_given_images_as_they_expect_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    timm = pytest.importorskip("timm")
-    make = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, num_classes: make(name, num_classes=num_classes))
-    subject = open_subject("timm/vit_tiny_patch16_384")
-    assert (subject.image_size, subject.mean, subject.std) == (384, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    with pytest.raises(UserError, match="does not take images of 64×64"):
-        open_subject("timm/vit_tiny_patch16_384", image_size=64)
-
-
 def test_detection_is_last_and_not_begun_on_a_cpu_unasked(run: Path, tmp_path: Path) -> None:
     assert list(PROTOCOLS)[-1] == "detection"
     write_year(tmp_path / "kit" / "VOC2007", {"trainval": 4, "test": 2})
@@ -525,23 +381,6 @@ def test_one_class_is_nothing_to_measure(run: Path, tmp_path: Path) -> None:
     for protocol in ("knn", "linear"):
         with pytest.raises(UserError, match="are of one class"):
             measure([protocol], str(run), data=str(folder / "list.csv"), out=tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("prefix", "others"),
-    [
-        ("module.encoder_q.", {"module.encoder_k.conv1.weight", "module.queue", "module.encoder_q.fc.0.weight"}),
-        ("backbone.", {"head.fc.weight", "neck.0.bias"}),
-        ("", {"fc.weight"}),
-    ],
-)
-def test_backbones_inside_published_checkpoints_are_found(tmp_path: Path, prefix: str, others: set[str]) -> None:
-    network = BackboneConfig(backbone="resnet18").build()
-    state = {prefix + name: value for name, value in network.network.state_dict().items()}
-    path = tmp_path / "weights.pth"
-    torch.save({"state_dict": state | {name: torch.zeros(3) for name in others}}, path)
-    opened = open_subject(str(path), "resnet18").backbone.network.state_dict()
-    assert all(torch.equal(opened[name], value) for name, value in network.network.state_dict().items())
 
 
 def test_settings_that_name_the_images_need_no_others(tmp_path: Path) -> None:
