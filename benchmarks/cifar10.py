@@ -3,7 +3,9 @@
     python benchmarks/cifar10.py main --jobs 2 --set "data.root=/data"
     python benchmarks/cifar10.py choices-mocov2 plain paper + choices-byol plain --seeds 0,1 --until 1500
 
-Finished runs are skipped, failed ones are recorded and tried again by the next call, interrupted ones continue.
+Finished runs are skipped, failed ones are recorded and tried again by the next call, interrupted ones continue. A run
+has a record as soon as it is trained, which is completed when it is measured. A run that continues another starts when
+the other's checkpoint is there: what is asked for first is finished first, also where time runs out.
 ``benchmarks/cifar10_page.py`` makes docs/results.md of the records.
 """
 
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import shlex
@@ -25,14 +26,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import yaml
 from cifar10_plan import PLAN, ROOT, Job, jobs_of, read_plan
+from cifar10_record import Record, as_json, by_epoch, failures_of, figures_of, line_of, settings_of
 
-from interclr.config import load_settings
 from interclr.evaluate.requested import Request
 from interclr.evaluate.session import place_of
 from interclr.run import checkpoint
@@ -41,9 +41,8 @@ from interclr.run.folder import Run, environment
 from interclr.types import UserError
 
 RECORDS = ROOT / "results" / "cifar10"
-NOT_TERMS = ("step", "epoch", "event", "lr", "images_per_second", "data_wait", "unreadable")
 ERROR_LENGTH = 600
-Record = dict[str, Any]
+LOOK_EVERY = 1.0  # seconds: whether a parent has got far enough, whether the time is over
 
 
 # One run.
@@ -62,6 +61,7 @@ class Runner:
         self.work, self.out, self.jobs = work, out, jobs
         self.starts: dict[str, list[int]] = {}  # finished runs that are trained again, up to which epochs
         self.stopping = False
+        self.began = time.monotonic()
         self.processes: set[subprocess.Popen[str]] = set()
         self.lock = threading.Lock()
 
@@ -74,7 +74,7 @@ class Runner:
 
     def finished(self, job: Job) -> bool:
         record = self.record(job)
-        return record is not None and "error" not in record
+        return record is not None and "error" not in record and not record.get("unmeasured")
 
     def start_step(self, job: Job) -> int:
         """The step of the parent's checkpoint from which ``job`` goes on."""
@@ -96,30 +96,44 @@ class Runner:
         except Failure:
             return False
 
+    def can_start_now(self, job: Job) -> bool:
+        """The same while the parent is being trained: only once its metrics up to there are written as well."""
+        return self.can_start(job) and Run(self.folder(job, job.parent)).metrics[-1]["step"] > self.start_step(job)
+
     def is_again(self, job: Job) -> bool:
         """Whether the parent here is not the one of the record, but trained again for its checkpoint."""
-        return not Run(self.folder(job, job.parent)).finished
+        recorded = (self.out / job.group / f"{job.parent}.json").exists()
+        return recorded and not Run(self.folder(job, job.parent)).finished
 
-    def run(self, job: Job) -> Record:
-        """Train, measure, record. Raises ``Interrupted`` where there is nothing to record yet."""
-        began, error = time.monotonic(), None
-        print(f"{job.key}: started", flush=True)
+    def run(self, job: Job) -> None:
+        """Train, measure, record."""
+        began = time.monotonic()
+        self.say(job, "started")
+        again = job.key in self.starts
         try:
             self._train(job)
-            if job.key not in self.starts:
-                self._measure(job)
+            if again:
+                return self.say(job, "trained again as far as needed")
+            self._record(job, None, time.monotonic() - began)
+            self._measure(job)
+        except Interrupted:
+            if again or not Run(self.folder(job)).finished:
+                raise
         except Failure as failure:
-            error = str(failure)
-        found = self.record(job)
-        if found is not None and "error" not in found:  # trained again: the record stays as it was
-            print(f"{job.key}: {error or 'trained again as far as needed'}", flush=True)
-            return found
-        record = self._describe(job, error, time.monotonic() - began) | {"failed_before": failures_of(found)}
+            if again:  # the record stays as it was
+                return self.say(job, str(failure))
+            return self._record(job, str(failure), time.monotonic() - began)
+        self._record(job, None, time.monotonic() - began)
+
+    def say(self, job: Job, text: str) -> None:
+        print(f"{time.monotonic() - self.began:.0f} s: {job.key}: {text}", flush=True)
+
+    def _record(self, job: Job, error: str | None, seconds: float) -> None:
+        record = self._describe(job, error, seconds) | {"failed_before": failures_of(self.record(job))}
         place = self.out / job.group / f"{job.title}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, as_json(record))
-        print(f"{job.key}: {line_of(record)}", flush=True)
-        return record
+        self.say(job, line_of(record))
 
     def _train(self, job: Job) -> None:
         folder = self.folder(job)
@@ -143,19 +157,25 @@ class Runner:
         if not enough() and not Run(folder).finished:
             raise Interrupted if self.stopping else Failure("the training was stopped from outside")
 
+    def _unmeasured(self, job: Job) -> list[str]:
+        done = place_of(Request(str(self.folder(job)), held_out=job.held_out))
+        return [each for each in job.evaluate if not (done / each.split()[0] / "result.json").exists()]
+
     def _measure(self, job: Job) -> None:
         folder = self.folder(job)
         log = folder.with_name(f"{folder.name}.log")
-        done = place_of(Request(str(folder), held_out=job.held_out))
-        left = [each for each in job.evaluate if not (done / each.split()[0] / "result.json").exists()]
-        for names, settings in calls_of(left):
+        for names, settings in calls_of(self._unmeasured(job)):
             self._call(["evaluate", names, str(folder), *settings, *["--held-out"] * job.held_out], log, folder)
 
     def _copy_start(self, job: Job, folder: Path) -> None:
-        """The parent's checkpoint, and its metrics up to there, which are this run's as well."""
+        """The parent's checkpoint, and its metrics up to there, which are this run's as well.
+
+        A link: checkpoints are written whole and never changed, and copies of some hundred megabytes, a few at a time,
+        have kept runs waiting for minutes.
+        """
         source = self.start_checkpoint(job)
         (folder / "checkpoint").mkdir()
-        shutil.copyfile(source, folder / "checkpoint" / source.name)
+        os.link(source, folder / "checkpoint" / source.name)
         lines = [line for line in Run(source.parent.parent).metrics if line["step"] <= self.start_step(job)]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -238,6 +258,7 @@ class Runner:
         record["measured_on"] = "held-out" if record["settings"]["data"]["hold_out"] else "test"
         if error is None:
             record["figures"] = figures_of(folder, result, metrics, job.held_out)
+            record["unmeasured"] = self._unmeasured(job)
         else:
             record["error"] = error
         own = [line for line in metrics if start is None or line["epoch"] > start.epoch]
@@ -249,14 +270,6 @@ class Runner:
             "peak_memory_bytes": result.get("peak_memory_bytes"),
             "epochs": by_epoch(metrics),
         }
-
-
-def failures_of(record: Record | None) -> list[Record]:
-    """All that went wrong with a run so far: a try that succeeds does not wipe it out."""
-    if record is None:
-        return []
-    latest = [{key: record[key] for key in ("date", "commit", "error")}] if "error" in record else []
-    return [*record.get("failed_before", []), *latest]
 
 
 def step_of(folder: Path, epoch: int) -> int | None:
@@ -277,86 +290,29 @@ def calls_of(protocols: Sequence[str]) -> list[tuple[str, list[str]]]:
     return [(plain, [])] * bool(plain) + [(name, settings) for name, settings in each if settings]
 
 
-def settings_of(job: Job, folder: Path) -> Record:
-    """The whole tree as carried out, or as far as it was known, without this machine's paths."""
-    resolved = folder / "resolved.yaml"
-    if resolved.exists():
-        tree: Record = yaml.safe_load(resolved.read_text())
-    else:
-        tree = load_settings(job.entry.recipe, [*job.overrides, f"seed={job.seed}"]).model_dump(mode="json")
-    gone = {"root"} | ({"source"} if Path(tree["data"]["source"]).is_absolute() else set())
-    return tree | {"data": {key: value for key, value in tree["data"].items() if key not in gone}}
-
-
-def figures_of(folder: Path, result: Record, metrics: list[Record], held_out: bool) -> Record:
-    """The last epoch's figures, and under ``evaluate`` those of each protocol."""
-    last = [line for line in metrics if line.get("event") == "monitor"][-1]
-    names = ["knn_k", "knn_temperature", "knn_pixels", "knn_before", *(name for name in last if name not in NOT_TERMS)]
-    figures: Record = {name: result[name] for name in names if name in result}
-    measured: Record = {}
-    for path in sorted(place_of(Request(str(folder), held_out=held_out)).glob("*/result.json")):
-        found = json.loads(path.read_text())
-        told = {key: found[key] for key in ("preset", "selected_on", "best_stage") if key in found}
-        measured[path.parent.name] = {key: short(value) for key, value in found["figures"].items()} | told
-    return figures | ({"evaluate": measured} if measured else {})
-
-
-def by_epoch(metrics: list[Record]) -> list[Record]:
-    """For each epoch the mean of its logged loss terms, and the figures where they were measured."""
-    epochs: dict[int, dict[str, list[float]]] = {}
-    for line in metrics:
-        row = epochs.setdefault(math.ceil(line["epoch"]), {})  # an interval counts for the epoch it ends in
-        for name in line.keys() - set(NOT_TERMS):
-            if math.isfinite(line[name]):
-                row.setdefault(name, []).append(line[name])
-    return [
-        {"epoch": epoch, **{name: short(statistics.mean(row[name])) for name in sorted(row)}}
-        for epoch, row in sorted(epochs.items())
-        if row
-    ]
-
-
-def short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-def as_json(record: Record) -> str:
-    """Indented, but with one line for each epoch."""
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in record["epochs"])
-    last = {"epochs": []}
-    whole = json.dumps({key: record[key] for key in record if key not in last} | last, indent=1, ensure_ascii=False)
-    return whole.removesuffix("[]\n}") + f"[\n{rows}\n ]\n}}\n"
-
-
-def line_of(record: Record) -> str:
-    speed = record["images_per_second"]
-    tail = f"{record['seconds']:.0f} s" + (f", {speed:,.0f} images/s" if speed else "")
-    if "error" in record:
-        return f"FAILED after {tail}: {' '.join(record['error'].split())[-200:]}"
-    knn = record["figures"].get("knn")
-    return ("no labels" if knn is None else f"k-NN {knn:.2f} %") + f", {tail}"
-
-
 # All of them.
 
 
 def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
-    """``runner.jobs`` at a time, each as soon as its parent is through; returns those left out."""
+    """``runner.jobs`` at a time, each as soon as its parent's checkpoint is there; returns those left out."""
     began = time.monotonic()
-    waiting, running = list(jobs), dict[Future[Record], Job]()
+    waiting, running = list(jobs), dict[Future[None], Job]()
     with ThreadPoolExecutor(runner.jobs) as pool:
         try:
             while waiting or running:
-                left = None if until is None or not waiting else until - (time.monotonic() - began)
-                in_time = left is None or left > 0
-                busy = {job.key for job in (*waiting, *running.values())}
-                ready = [job for job in waiting if in_time and job.parent_key not in busy]
-                for job in ready[: runner.jobs - len(running)]:
+                in_time = until is None or time.monotonic() - began < until
+                behind, ahead = {job.key for job in waiting}, {job.key for job in running.values()}
+                ready = (
+                    job
+                    for job in waiting
+                    if job.parent_key not in behind and (job.parent_key not in ahead or runner.can_start_now(job))
+                )
+                for job in list(islice(ready, runner.jobs - len(running) if in_time else 0)):
                     waiting.remove(job)
                     running[pool.submit(runner.run, job)] = job
                 if not running:
                     break
-                for future in wait(running, left if in_time else None, FIRST_COMPLETED).done:
+                for future in wait(running, LOOK_EVERY, FIRST_COMPLETED).done:
                     del running[future]
                     future.result()
         except BaseException:

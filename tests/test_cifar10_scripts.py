@@ -110,10 +110,35 @@ def test_children_wait_for_their_parents_and_no_more_run_than_asked_for(tmp_path
                 self.running -= 1
                 self.ended.append(job.title)
 
+        def can_start_now(self, job: Any) -> bool:
+            return False
+
     fake, todo = Fake(), chain(tmp_path, [])
     assert runner.run_all(fake, todo, None) == []
     assert sorted(fake.ended) == sorted(job.title for job in todo)
     assert fake.most == jobs
+
+
+def test_a_child_starts_when_its_running_parent_has_got_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        jobs, started, there = 2, list[str](), threading.Event()
+
+        def run(self, job: Any) -> None:
+            self.started.append(job.title)
+            if job.name == "parent":
+                time.sleep(0.05)
+                assert self.started == ["parent-s0"]  # not before it is there
+                self.there.set()
+                while len(self.started) == 1:  # and then at once
+                    time.sleep(0.01)
+
+        def can_start_now(self, job: Any) -> bool:
+            return self.there.is_set()
+
+    monkeypatch.setattr(runner, "LOOK_EVERY", 0.01)
+    jobs = [job for job in chain(tmp_path, ["child"]) if job.seed == 0]
+    assert runner.run_all(Fake(), jobs, None) == []
+    assert Fake.started == ["parent-s0", "child-s0"]
 
 
 def test_groups_share_a_queue_though_their_runs_have_equal_names(
@@ -244,7 +269,7 @@ def test_epochs_are_means_of_the_logged_steps(ran: tuple[Path, str]) -> None:
 def test_a_run_goes_on_from_its_parents_checkpoint(ran: tuple[Path, str]) -> None:
     folder, said = ran
     child, parent = record_at(folder, "child-s0"), record_at(folder, "parent-s0")
-    assert said.index("parent-s0: k-NN") < said.index("child-s0: started")
+    assert said.index("parent-s0: started") < said.index("child-s0: started")
     assert "continuing at step 4 of 8" in (folder / "work" / "tiny" / "child-s0.log").read_text()
     assert child["from"] == {"run": "parent", "epoch": 1, "step": 4, "again": False}
     assert "cp PARENT/checkpoint/step-0000000004.pt OUT/checkpoint/ && " in child["command"]
@@ -288,10 +313,39 @@ def test_a_finished_run_is_trained_again_only_up_to_the_checkpoint_that_is_neede
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({"command": "as it was", "figures": {"knn": 50.0}}))
     assert runner.to_do(made, [parent, child]) == [parent, child]
-    assert made.run(parent) == json.loads(record.read_text())
+    before = record.read_text()
+    made.run(parent)
+    assert record.read_text() == before
     assert (tmp_path / "work/tiny/parent-s0/checkpoint/step-0000000008.pt").exists()
     assert not (tmp_path / "work/tiny/parent-s0/result.json").exists()
     assert made.can_start(child)
     assert made.is_again(child)
     assert runner.to_do(made, [child]) == [child]
     assert made.starts == {}
+
+
+def test_what_is_trained_is_recorded_though_it_could_not_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"a": {"recipe": "synthetic-npidv2"}}
+    plan = plan_of(tmp_path, {"tiny": {"common": TINY, "seeds": [0], "evaluate": ["knn k=5"], "runs": runs}})
+    (job,) = runner.jobs_of(runner.read_plan(plan), "tiny", [], [], [])
+    made = runner.Runner(tmp_path / "work", tmp_path / "records", 1)
+
+    def interrupted(*_: Any) -> None:
+        assert record_at(tmp_path, "a-s0")["figures"]["knn"] > 0  # it is there already
+        raise runner.Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Runner, "_measure", interrupted)
+        made.run(job)
+    record = record_at(tmp_path, "a-s0")
+    assert record["unmeasured"] == ["knn k=5"]
+    assert "evaluate" not in record["figures"]
+    assert runner.to_do(made, [job]) == [job]
+    said = again(tmp_path, plan)
+    assert record_at(tmp_path, "a-s0")["unmeasured"] == []
+    assert record_at(tmp_path, "a-s0")["figures"]["evaluate"]["knn"]["k"] == 5
+    assert record_at(tmp_path, "a-s0")["epochs"] == record["epochs"]
+    assert "a-s0: finished before" in again(tmp_path, plan)
+    assert "to be measured: knn k=5" in said
