@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Literal
 
 import torch
@@ -36,6 +37,13 @@ class OnlineLabels(Labels):
 
     def initialise(self, bank: MemoryBank, features: Tensor, generator: torch.Generator | None = None) -> None:
         super().initialise(bank, features, generator)
+        least = minimum_size(bank.size, bank.clusters, self.min_cluster)
+        if self.min_cluster is not None and least < self.min_cluster:
+            warnings.warn(
+                f"clusters keep {least} members at least, not {self.min_cluster} (min_cluster), as that is half of the "
+                f"mean size of {bank.clusters} clusters of {bank.size:,} images. Fewer clusters allow for larger ones.",
+                stacklevel=2,
+            )
         repair(bank, self.min_cluster)
         self._note_small_clusters(bank)
 

@@ -168,6 +168,14 @@ def test_initialise_names_broken_images() -> None:
         OnlineLabels().initialise(MemoryBank(SIZE, DIM, CLUSTERS), features)
 
 
+def test_a_least_size_that_cannot_be_kept_is_told() -> None:
+    bank = MemoryBank(SIZE, DIM, CLUSTERS)
+    with pytest.warns(UserWarning, match="clusters keep 6 members at least, not 9"):
+        OnlineLabels(min_cluster=9).initialise(bank, start(), torch.Generator().manual_seed(0))
+    assert int(bank.counts.min()) >= 6
+    OnlineLabels(min_cluster=6).initialise(bank, start())  # warnings of this package are errors in tests
+
+
 def test_a_step_never_asks_the_host() -> None:
     """Fake tensors hold no values: whatever needs one (``item``, ``nonzero``, a boolean mask) raises."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, and ranks below import this file
