@@ -100,10 +100,10 @@ class Settings(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
-        if self.method.name != "npidv2" and len(self.views) != 2:
+        if len(self.views) < self.method.views_needed:
             raise ValueError(f"views: method {self.method.name} compares two views of an image; give two")
-        if self.method.name == "npidv2" and self.inter is not None and self.inter.head == "separate":
-            raise ValueError("inter.head: npidv2 keeps one bank for both branches; use shared")
+        if self.inter is not None and self.inter.head == "separate" and not self.method.separate_heads:
+            raise ValueError(f"inter.head: {self.method.name} keeps one bank for both branches; use shared")
         return self
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from interclr.intra.base import IntraMethod, Margin
+from interclr.intra.base import IntraMethod, Margin, MethodSettings
 from interclr.intra.byol import BYOLConfig
 from interclr.intra.moco import MoCoConfig
 from interclr.intra.npid import NPIDConfig
@@ -21,6 +21,7 @@ __all__ = [
     "IntraMethod",
     "Margin",
     "MethodConfig",
+    "MethodSettings",
     "MoCoConfig",
     "NPIDConfig",
     "SimCLRConfig",

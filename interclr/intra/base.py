@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from interclr.bank import MemoryBank
 from interclr.losses import MarginKind, byol_mse, cosines, margin_nce
 from interclr.models import Encoded, Encoder, joined, split_batch_norm, takes_views_together
-from interclr.types import Batch, Embeddings, Pairs
+from interclr.types import Batch, Config, Embeddings, Pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,18 @@ class Margin:
     kind: MarginKind = "cosine"
 
 
+class MethodSettings(Config):
+    """A method's settings, and what is known of it before it is built."""
+
+    title: ClassVar[str] = ""  # as pages name it; else by its name
+    views_needed: ClassVar[int] = 2  # how many views of an image ``embed`` reads
+    separate_heads: ClassVar[bool] = True  # whether the inter branch can have a head of its own
+
+
 class IntraMethod(nn.Module, ABC):
     """Turns a batch into embeddings and a loss; owns every piece of its own state (queue, momentum encoder)."""
 
-    views_needed: int = 2  # how many views of an image ``embed`` reads
+    views_needed: int = MethodSettings.views_needed
     encoded_views: int = 2  # how many of them go through one encoder
     directions: int = 2  # V of the embeddings
     uses_bank: bool = False  # True where the intra loss itself reads the bank (NPID)

@@ -9,14 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from interclr.intra.base import PositiveOnly, by_direction, mean_direction
+from interclr.intra.base import MethodSettings, PositiveOnly, by_direction, mean_direction
 from interclr.models import Backbone, Encoded, Encoder, mlp, momentum_copy, update_momentum_copy
 from interclr.optim import cosine
 from interclr.streams import run_beside
-from interclr.types import Batch, Config, Embeddings
+from interclr.types import Batch, Embeddings
 
 
-class BYOLConfig(Config):
+class BYOLConfig(MethodSettings):
+    title = "BYOL"
     name: Literal["byol"] = "byol"
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.99  # of the target at the start; rises to 1 by a cosine
     hidden: Annotated[int, Field(ge=1)] = 4096

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from interclr import dist
 from interclr.bank import MemoryBank
-from interclr.intra.base import IntraMethod, by_direction, mean_direction
+from interclr.intra.base import IntraMethod, MethodSettings, by_direction, mean_direction
 from interclr.losses import margin_nce
 from interclr.models import Backbone, Encoder, joined, mlp, momentum_copy, split_batch_norm, update_momentum_copy
 from interclr.streams import run_beside
-from interclr.types import Batch, Config, Embeddings
+from interclr.types import Batch, Embeddings
 
 
-class MoCoConfig(Config):
+class MoCoConfig(MethodSettings):
+    title = "MoCo v2"
     name: Literal["mocov2"] = "mocov2"
     queue: Annotated[int, Field(ge=1)] | Literal["auto"] = 65_536
     temperature: Annotated[float, Field(gt=0)] = 0.2

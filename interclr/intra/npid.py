@@ -9,13 +9,16 @@ from pydantic import Field
 from torch import Tensor
 
 from interclr.bank import MemoryBank
-from interclr.intra.base import IntraMethod
+from interclr.intra.base import IntraMethod, MethodSettings
 from interclr.losses import margin_nce
 from interclr.models import Backbone, Encoder, mlp
-from interclr.types import Batch, Config, Embeddings
+from interclr.types import Batch, Embeddings
 
 
-class NPIDConfig(Config):
+class NPIDConfig(MethodSettings):
+    title = "NPID v2"
+    views_needed = 1
+    separate_heads = False
     name: Literal["npidv2"] = "npidv2"
     negatives: Annotated[int, Field(ge=1)] | Literal["auto"] = 16_384
     temperature: Annotated[float, Field(gt=0)] = 0.1
@@ -36,7 +39,7 @@ class NPIDConfig(Config):
 
 
 class NPID(IntraMethod):
-    views_needed = 1
+    views_needed = NPIDConfig.views_needed
     encoded_views = 1
     directions = 1
     uses_bank = True

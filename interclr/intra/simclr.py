@@ -10,13 +10,14 @@ from torch import Tensor
 
 from interclr import dist
 from interclr.bank import MemoryBank
-from interclr.intra.base import IntraMethod, mean_direction
+from interclr.intra.base import IntraMethod, MethodSettings, mean_direction
 from interclr.losses import margin_nce
 from interclr.models import Backbone, Encoder, mlp
-from interclr.types import Batch, Config, Embeddings
+from interclr.types import Batch, Embeddings
 
 
-class SimCLRConfig(Config):
+class SimCLRConfig(MethodSettings):
+    title = "SimCLR"
     name: Literal["simclr"] = "simclr"
     temperature: Annotated[float, Field(gt=0)] = 0.2
     hidden: Annotated[int, Field(ge=1)] = 2048

@@ -9,12 +9,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from interclr.bank import MemoryBank
-from interclr.intra.base import PositiveOnly, mean_direction
+from interclr.intra.base import MethodSettings, PositiveOnly, mean_direction
 from interclr.models import Backbone, Encoder, mlp
-from interclr.types import Batch, Config, Embeddings, Pairs
+from interclr.types import Batch, Embeddings, Pairs
 
 
-class SimSiamConfig(Config):
+class SimSiamConfig(MethodSettings):
+    title = "SimSiam"
     name: Literal["simsiam"] = "simsiam"
     dim: Annotated[int, Field(ge=1)] = 2048
     hidden: Annotated[int, Field(ge=1)] = 512  # the predictor's bottleneck

@@ -13,7 +13,6 @@ from interclr.run import checkpoint
 from interclr.screen import duration
 
 MOST = 600  # points of one curve
-METHODS = {"mocov2": "MoCo v2", "npidv2": "NPID v2", "byol": "BYOL", "simclr": "SimCLR", "simsiam": "SimSiam"}
 Records = list[dict[str, Any]]
 
 # title, unit, what it tells, the logged names with what to call them
@@ -98,9 +97,8 @@ def headline(settings: Settings, state: checkpoint.State | None, result: dict[st
 
 
 def title(settings: Settings, data: str) -> str:
-    name = settings.method.name
     branch = " + InterCLR" if settings.inter is not None and settings.inter.intra_weight != 1 else ""
-    return f"{METHODS.get(name, name)}{branch} on {data}"
+    return f"{settings.method.title or settings.method.name}{branch} on {data}"
 
 
 def describe(settings: Settings, images: int | None) -> str:
