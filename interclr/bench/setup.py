@@ -12,11 +12,11 @@ from torch import Tensor
 from interclr.config import Settings, load_settings
 from interclr.data.canvas import Canvas
 from interclr.data.loader import Loader, Order, ResidentLoader
-from interclr.engine.build import build_learner, build_views, peak_rate, set_determinism
+from interclr.engine.build import build_step, set_determinism
 from interclr.engine.dataset import Facts
 from interclr.engine.mode import engine_mode
 from interclr.engine.settle import settle
-from interclr.engine.step import Plan, TrainStep
+from interclr.engine.step import TrainStep
 from interclr.learner import Learner
 from interclr.types import Images
 
@@ -25,7 +25,6 @@ from interclr.types import Images
 class Prepared:
     settings: Settings
     learner: Learner
-    optimiser: torch.optim.Optimizer
     step: TrainStep
     loader: Loader
     batch: int
@@ -51,28 +50,14 @@ def prepare(
     settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"mode": mode})})
     set_determinism(settings.engine.deterministic)
     batch = int(settings.data.batch)
-    learner = build_learner(settings, images).to(device)
-    if settings.engine.channels_last:
-        learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    learner.train()
-    optimiser = settings.optimiser.build(learner.intra.encoder, peak_rate(settings))
-    plan = Plan(int(settings.schedule.epochs), images // batch, 1, 0.0, peak_rate(settings), settings.seed)
-    step = TrainStep(
-        learner,
-        build_views(settings, learner, device),
-        optimiser,
-        plan,
-        device,
-        settings.engine.precision,
-        settings.engine.channels_last,
-        mode,
-    )
+    step = build_step(settings, images, device)
+    learner = step.learner.train()
     if learner.labels is not None and learner.bank is not None:
         learner.start_clusters(clustered_features(learner.bank.size, learner.bank.dim, device), torch.Generator())
     canvas = Canvas(pixels, None, labels).to(device)
     kind = _Repeated if len(pixels) < images else ResidentLoader
     loader = kind(canvas, Order(images, batch, settings.seed))
-    return Prepared(settings, learner, optimiser, step, loader, batch)
+    return Prepared(settings, learner, step, loader, batch)
 
 
 def stepper(prepared: Prepared) -> Callable[[], object]:

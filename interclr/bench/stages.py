@@ -61,7 +61,7 @@ def measure_stages(prepared: Prepared, steps: int, screen: Screen) -> dict[str, 
     if learner.sampler is not None:
         stages.watch(learner, "_prepare_draw", "draw of pairs")
         stages.watch(learner, "_complete_draw", "draw of pairs")
-    stages.watch(prepared.optimiser, "step", "optimiser")
+    stages.watch(step.optimiser, "step", "optimiser")
     stages.watch(learner.intra, "after_optimiser", "momentum encoder")
     stages.watch(learner, "commit", "commit to the bank")
     stages.watch(learner, "maintain", "commit to the bank")

@@ -10,6 +10,7 @@ from interclr import dist
 from interclr.bank import MemoryBank
 from interclr.config import Settings
 from interclr.data.views import Views
+from interclr.engine.step import Plan, TrainStep
 from interclr.intra.base import Margin
 from interclr.learner import Learner
 from interclr.optim import REFERENCE_BATCH
@@ -90,3 +91,25 @@ def build_views(settings: Settings, learner: Learner, device: torch.device) -> V
 def peak_rate(settings: Settings) -> float:
     """base_lr · effective batch / 256."""
     return settings.optimiser.base_lr * int(settings.data.batch) * settings.engine.accumulate / REFERENCE_BATCH
+
+
+def build_plan(settings: Settings, images: int) -> Plan:
+    return Plan(
+        epochs=int(settings.schedule.epochs),
+        steps_per_epoch=images // int(settings.data.batch),
+        accumulate=settings.engine.accumulate,
+        warmup_epochs=settings.schedule.warmup_epochs,
+        peak_rate=peak_rate(settings),
+        seed=settings.seed,
+    )
+
+
+def build_step(settings: Settings, images: int, device: torch.device) -> TrainStep:
+    """The step with its learner and optimiser; ``engine.mode`` is no longer ``auto``."""
+    engine = settings.engine
+    learner = build_learner(settings, images).to(device)
+    if engine.channels_last:
+        learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    plan, views = build_plan(settings, images), build_views(settings, learner, device)
+    optimiser = settings.optimiser.build(learner.intra.encoder, plan.peak_rate)
+    return TrainStep(learner, views, optimiser, plan, device, engine.precision, engine.channels_last, str(engine.mode))

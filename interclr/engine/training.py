@@ -14,16 +14,15 @@ from torch import Tensor
 from interclr import dist
 from interclr.config import Settings, dump
 from interclr.data.loader import Loader
-from interclr.engine.build import build_learner, build_views, peak_rate
+from interclr.engine.build import build_plan, build_step
 from interclr.engine.capture import WARM_UP
 from interclr.engine.dataset import TrainingData
 from interclr.engine.interrupt import Interruption
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor, describe
 from interclr.engine.resume import changed_settings, start_of_inter
-from interclr.engine.step import CLUSTER_STREAM, Plan, TrainStep
+from interclr.engine.step import CLUSTER_STREAM
 from interclr.engine.waiting import DataWait
-from interclr.learner import Learner
 from interclr.run import checkpoint
 from interclr.run.files import write_text
 from interclr.run.folder import (
@@ -73,14 +72,7 @@ class Training:
             raise UserError(f"data.batch: {batch} images a batch, but only {self.images} can be read")
         self.batch = batch
         engine = settings.engine
-        self.plan = Plan(
-            epochs=int(settings.schedule.epochs),
-            steps_per_epoch=self.images // batch,
-            accumulate=engine.accumulate,
-            warmup_epochs=settings.schedule.warmup_epochs,
-            peak_rate=peak_rate(settings),
-            seed=settings.seed,
-        )
+        self.plan = build_plan(settings, self.images)
         if self.plan.total < engine.accumulate:
             raise UserError(
                 f"engine.accumulate: {engine.accumulate} micro-batches make a step, but the run has {self.plan.total}"
@@ -95,21 +87,8 @@ class Training:
                 f"schedule.warmup_epochs: a warm-up of {settings.schedule.warmup_epochs:g} epochs does not end in "
                 f"{self.plan.epochs}, so the learning rate never reaches what was asked for"
             )
-        self.learner: Learner = build_learner(settings, self.images).to(device)
-        if engine.channels_last:
-            self.learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimiser = settings.optimiser.build(self.learner.intra.encoder, self.plan.peak_rate)
-        views = build_views(settings, self.learner, device)
-        self.step_once = TrainStep(
-            self.learner,
-            views,
-            self.optimiser,
-            self.plan,
-            device,
-            engine.precision,
-            engine.channels_last,
-            str(engine.mode),
-        )
+        self.step_once = build_step(settings, self.images, device)
+        self.learner, self.optimiser = self.step_once.learner, self.step_once.optimiser
         self.step_once.warn = screen.warn
         self.monitor = Monitor(settings, data, device, screen)
         self.averages = Averages()
