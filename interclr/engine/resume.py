@@ -19,13 +19,19 @@ FREE = (
 FIXED = ("seed", "data.batch", "engine.accumulate", "model.", "method.name", "optimiser.name")
 
 
+def settings_of(saved: str) -> Settings:
+    return settings_from(yaml.safe_load(saved))
+
+
 def changed_settings(saved: str, now: Settings) -> list[str]:
     """``key: old → new`` for every setting that changes the result. Raises where the run could not be continued."""
-    before = _flat(settings_from(yaml.safe_load(saved)).model_dump(mode="json"))
+    before = _flat(settings_of(saved).model_dump(mode="json"))
     after = _flat(now.model_dump(mode="json"))
     differing = [key for key in {**before, **after} if before.get(key) != after.get(key) and not key.startswith(FREE)]
     lines = {key: f"{key}: {before.get(key)} → {after.get(key)}" for key in differing}
     fatal = [line for key, line in lines.items() if key.startswith(FIXED)]
+    if _head(before) != _head(after):  # weights of its own, there from the first step on
+        fatal.append(f"inter.head: {_head(before)} → {_head(after)}")
     if fatal:
         raise UserError(
             f"--resume cannot change {'; '.join(fatal)}. Resume with the run's own value, or start a new run"
@@ -33,12 +39,26 @@ def changed_settings(saved: str, now: Settings) -> list[str]:
     return list(lines.values())
 
 
+def _head(flat: dict[str, Any]) -> str:
+    return str(flat.get("inter.head", "shared")) if flat.get("inter.intra_weight", 1) < 1 else "shared"
+
+
+def own_bank(settings: Settings) -> tuple[float, str] | None:
+    """ω and number format of a bank that is at work before the inter branch begins (NPID's); None: there is none."""
+    momentum = getattr(settings.method, "bank_momentum", None)
+    if momentum is None:
+        return None
+    if settings.inter is None or settings.inter.intra_weight == 1:
+        return momentum, "float32"
+    return settings.inter.bank_momentum or momentum, settings.inter.bank_dtype
+
+
 def start_of_inter(saved: str, now: Settings) -> InterConfig | None:
     """The inter branch as it is now but with its start of before, for a run in which it has begun; None: no difference.
 
     A later start, as ``auto`` may mean by now, would switch the branch off and let its bank grow stale.
     """
-    before = settings_from(yaml.safe_load(saved)).inter
+    before = settings_of(saved).inter
     if before is None or now.inter is None or before.warmup_epochs == now.inter.warmup_epochs:
         return None
     return now.inter.model_copy(update={"warmup_epochs": before.warmup_epochs})

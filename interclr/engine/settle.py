@@ -81,7 +81,9 @@ def _choose_candidates(tree: dict[str, Any], n: int, choose: Callable[[str, Any,
     if "candidates" in sampler:
         wanted = math.ceil(1.05 * sampler["negatives"] / sampler["pool_fraction"])
         few = n >= EXACT_BELOW and wanted <= n // 2
-        why = "negatives are looked for in a sample of the bank; all: its exact pool, slower" if few else "a small bank"
+        why = "negatives are looked for in a sample of the bank; all: its exact pool, slower"
+        if not few:
+            why = "a small bank" if n < EXACT_BELOW else f"{sampler['negatives']:,} negatives need most of it"
         choose("inter.sampler.candidates", wanted if few else "all", why)
 
 

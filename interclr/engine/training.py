@@ -20,7 +20,7 @@ from interclr.engine.dataset import TrainingData
 from interclr.engine.interrupt import Interruption
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor, describe
-from interclr.engine.resume import changed_settings, start_of_inter
+from interclr.engine.resume import changed_settings, own_bank, settings_of, start_of_inter
 from interclr.engine.step import CLUSTER_STREAM
 from interclr.engine.waiting import DataWait
 from interclr.run import checkpoint
@@ -152,6 +152,14 @@ class Training:
             self.screen.say(f"the inter branch has begun: inter.warmup_epochs stays {kept.warmup_epochs}")
             self.settings = self.settings.model_copy(update={"inter": kept})
             self.learner.inter = kept
+        if not started:
+            self._start_inter_from(state["step"])
+            before, now = own_bank(settings_of(state["settings"])), own_bank(self.settings)
+            if before is not None and now is not None and before != now:
+                self.screen.warn(
+                    f"the bank, at work from the first step on, had ω and numbers {before} and now has {now}: the "
+                    "result will differ from that of a run with these settings"
+                )
         for change in changed_settings(state["settings"], self.settings):
             if not started and change.startswith("inter"):
                 self.screen.say(f"the inter branch has not begun and will be as set now, {change}")
@@ -179,6 +187,20 @@ class Training:
         if self.step > self.plan.total:
             raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
         return True
+
+    def _start_inter_from(self, step: int) -> None:
+        """A branch that should have begun before ``step`` begins with the next epoch, and the settings say so."""
+        inter, first = self.settings.inter, -(-step // self.plan.steps_per_epoch)
+        if inter is None or inter.intra_weight == 1 or int(inter.warmup_epochs) >= first:
+            return
+        if first >= self.plan.epochs:
+            raise UserError(
+                f"inter.warmup_epochs: the run has reached its last epoch without an inter branch, which cannot begin "
+                f"at {inter.warmup_epochs} any more: resume from an earlier checkpoint, or with more epochs"
+            )
+        self.screen.warn(f"inter.warmup_epochs: the run is past {inter.warmup_epochs}, so the branch begins at {first}")
+        self.settings = self.settings.model_copy(update={"inter": inter.model_copy(update={"warmup_epochs": first})})
+        self.learner.inter = self.settings.inter
 
     def _before_inter(self, saved: dict[str, Any]) -> dict[str, Any]:
         """A state in which the inter branch has not begun: by now it may be another one, or be new, or gone.

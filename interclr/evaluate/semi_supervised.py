@@ -78,7 +78,7 @@ class SemiSupervised(Evaluation):
     drop_by: Rate = 5.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
-    weight_decay: Decay | None = None  # None: 5e-4 up to one per cent of the images, 1e-4 above
+    weight_decay: Decay | None = None  # None: 5e-4 below two per cent of the images, 1e-4 from there on
     view: View = View(crop_scale=(0.08, 1.0), flip=0.5)
     workers: Annotated[int, Field(ge=0)] | None = None
 

@@ -203,8 +203,8 @@ def _table_of_all(
     lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", *(f"Not run: {name}: {reason}" for name, reason in passed_over.items()), ""]
     lines += [
-        "Columns after 'this run' are the paper's own results (ResNet-50, ImageNet, 200 epochs; SVM and detection are",
-        "measured on VOC), for orientation: on other data they mean nothing.",
+        "Columns after 'this run' are the paper's own results (ResNet-50, ImageNet, 200 epochs; SVM, low-shot and",
+        "detection are measured on VOC), for orientation: on other data they mean nothing.",
     ]
     write_text(out / "all.md", "\n".join(lines) + "\n")
     write_json(out / "all.json", {"subject": subject.name, "data": data, "figures": results, "not run": passed_over})

@@ -14,7 +14,10 @@ from interclr.types import Config, UserError
 
 
 class OfflineLabels(Labels):
-    """Global k-means over the bank's features every ``every`` epochs; in between labels stay, centroids follow."""
+    """Global k-means over the bank's features every ``every`` epochs; in between labels stay, centroids follow.
+
+    Small clusters stay as k-means has them: this is the plain alternative that online labels are compared with.
+    """
 
     def __init__(self, every: int = 1, iterations: int = 20) -> None:
         super().__init__(iterations)

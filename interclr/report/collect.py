@@ -37,9 +37,9 @@ Content = dict[str, Any]
 class Clustered:
     """A memory bank with clusters, and which image of the training set each of its entries is.
 
-    The page shows k-means clusters of the features it maps and compares by. The run's own bank holds one random view of
-    an image, so there even two copies of a picture may lie in different clusters: training averages over that, a person
-    cannot. It is what negatives are drawn from, and shown there.
+    The page shows k-means clusters of the features it maps and compares by. The run's own bank is made of random views,
+    so even two copies of a picture may lie in different clusters: training averages over that, a person cannot. It is
+    what negatives are drawn from, and shown there.
     """
 
     bank: MemoryBank

@@ -622,7 +622,7 @@
       const body = section("negatives", "Negatives", `What each strategy draws for an anchor from other clusters, the cosine above each: the nearest (hard), ` +
         `random among the nearest ${percent(found.poolFraction)} (semi-hard), among all (random), among the farthest ${percent(found.poolFraction)} (semi-easy).` +
         (label ? " Framed red: false negatives, of another cluster but with the anchor's label." : "") +
-        (images.ownBank ? " Features and clusters are those of the run's memory bank: one random view of each image, as training sees them." : " Clusters are those above, since the run has no memory bank to show."));
+        (images.ownBank ? " Features and clusters are those of the run's memory bank, made of random views, as training sees them." : " Clusters are those above, since the run has no memory bank to show."));
       const stack = make("div", { class: "stack" });
       if (found.false) {
         const most = Math.max(0.0001, ...Object.values(found.false));

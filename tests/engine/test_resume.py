@@ -306,6 +306,39 @@ def test_the_inter_branch_can_be_added_or_changed_before_it_begins(
     same_run(tmp_path / "whole", tmp_path / "cut")
 
 
+def test_a_branch_that_should_have_begun_begins_with_the_next_epoch(tmp_path: Path) -> None:
+    """And the settings say so, so that the run can be made again from them."""
+    train(tiny("schedule.epochs=4"), tmp_path / "late", stop_after=6)
+    heard = Heard()
+    branch = (*INTER, "inter.warmup_epochs=1", "schedule.epochs=4")
+    run = train(tiny(*branch), tmp_path / "late", resume=True, screen=heard.screen)
+    assert "the run is past 1, so the branch begins at 2" in heard.text
+    assert run.settings.inter is not None
+    assert run.settings.inter.warmup_epochs == 2
+    train(tiny(*INTER, "inter.warmup_epochs=2", "schedule.epochs=4"), tmp_path / "whole")
+    same_run(tmp_path / "whole", tmp_path / "late")
+    train(tiny("schedule.epochs=2"), tmp_path / "over")
+    with pytest.raises(UserError, match="has reached its last epoch without an inter branch"):
+        train(tiny(*INTER, "inter.warmup_epochs=1", "schedule.epochs=2"), tmp_path / "over", resume=True)
+
+
+def test_a_separate_head_cannot_be_added_later(tmp_path: Path) -> None:
+    train(tiny(), tmp_path / "run", stop_after=2)
+    with pytest.raises(UserError, match=r"--resume cannot change inter\.head: shared → separate"):
+        train(tiny(*INTER, "inter.head=separate", "inter.warmup_epochs=1"), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(("change", "differs"), [("bank_momentum=0.9", True), ("bank_momentum=0.5", False)])
+def test_a_bank_at_work_before_the_branch_is_not_changed_without_a_word(
+    change: str, differs: bool, tmp_path: Path
+) -> None:
+    train(tiny(*NPID), tmp_path / "run", stop_after=2)
+    heard = Heard()
+    branch = tiny(*NPID, *INTER, f"inter.{change}", "inter.warmup_epochs=1")
+    train(branch, tmp_path / "run", resume=True, screen=heard.screen, stop_after=3)
+    assert ("the bank, at work from the first step on" in heard.text) == differs
+
+
 def test_unchanged_settings_are_not_mentioned(stopped: Path, tmp_path: Path) -> None:
     run, heard = shutil.copytree(stopped, tmp_path / "run"), Heard()
     train(tiny("schedule.epochs=3"), run, resume=True, screen=heard.screen)
