@@ -28,6 +28,11 @@ class Entries:
     after: Tensor  # (B, D) as it will be stored, equal for equal indices
 
 
+def is_unit(rows: Tensor) -> Tensor:
+    """(B, 1): which of normalised rows have a direction. Normalising leaves others zero, short or NaN."""
+    return rows.square().sum(dim=1, keepdim=True) > 0.5
+
+
 class MemoryBank(nn.Module):
     """Features v̂ (N, D), labels (N,) and the centroids (k, D) of their clusters, all in the ``state_dict``.
 
@@ -87,15 +92,14 @@ class MemoryBank(nn.Module):
 
         Of an index that occurs twice in a batch the first occurrence counts. A feature with NaN or infinity leaves
         its entry as it is: the loss will tell of it, while one such row would spoil a centroid for good. So does one
-        without a direction, a zero or too large to be normalised.
+        without a direction: zero, or too small or too large to be normalised.
         """
         self._check(index, features)
         first = first_occurrence(index)
         before = self.features[index]  # (B, D)
         fresh = features[first].float()  # (B, D)
         mixed = functional.normalize((1 - self.momentum) * before.float() + self.momentum * fresh, dim=1)
-        sound = mixed.isfinite().all(dim=1, keepdim=True) & mixed.any(dim=1, keepdim=True)  # (B, 1)
-        return Entries(index, first, before, torch.where(sound, mixed.to(before.dtype), before))
+        return Entries(index, first, before, torch.where(is_unit(mixed), mixed.to(before.dtype), before))
 
     def _check(self, index: Tensor, features: Tensor) -> None:
         """What would be broadcast, cut off or counted from the end in silence. Numbers are looked at on a CPU only."""
@@ -157,14 +161,16 @@ class MemoryBank(nn.Module):
 
     @torch.no_grad()
     def fill(self, features: Tensor) -> None:
-        """Replace every feature (N, D), in the order of the image indices; labels stay."""
+        """Replace every feature (N, D), in the order of the image indices; labels stay.
+
+        As in a step, a feature without a direction leaves the entry as it is.
+        """
         if tuple(features.shape) != (self.size, self.dim):
             raise UserError(f"the bank holds ({self.size}, {self.dim}) features, not {tuple(features.shape)}")
         check_finite(features)
         for rows in row_slices(self.size):
-            self.features[rows] = functional.normalize(features[rows].to(self.features.device).float(), dim=1).to(
-                self.features.dtype
-            )
+            fresh = functional.normalize(features[rows].to(self.features.device).float(), dim=1)
+            self.features[rows] = torch.where(is_unit(fresh), fresh.to(self.features.dtype), self.features[rows])
         self.rebuild()
 
     @torch.no_grad()

@@ -137,8 +137,8 @@ def cosines(
     The gathered negatives would be A·K·D floats (2 GB at ImageNet scale), in the forward and again for the backward.
     Neither keeps them: anchors are taken in chunks whose temporaries stay within ``workspace`` bytes, and the backward
     is a weighted sum of bank rows. A bank in half precision is read as it is and multiplied in float32. On a GPU one
-    Triton kernel gathers and multiplies (``kernels/gather.py``). Cosines that the sampler has handed on are not worked
-    out again.
+    Triton kernel gathers and multiplies (``kernels/gather.py``). Cosines that the sampler has handed on (those
+    of the query it drew for) are not worked out again.
     """
     query, bank_features = _at_least_float32(query), bank_features.detach()
     positive = (query * bank_features[pairs.positive]).sum(dim=1)  # (A,)

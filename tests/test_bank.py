@@ -158,14 +158,11 @@ def test_without_clusters_keeps_features_only() -> None:
 def test_a_broken_feature_leaves_its_entry_alone() -> None:
     bank = MemoryBank(10, 4, 2)
     before = bank.features.clone()
-    features = torch.randn(5, 4)
-    features[1, 2], features[3], features[4] = (
-        torch.nan,
-        0,
-        1e30,
-    )  # the last two have no direction
-    bank.write(torch.tensor([1, 2, 3, 4, 5]), features)
-    for kept in (2, 4, 5):
+    features = torch.randn(6, 4)
+    features[1, 2], features[3], features[4] = torch.nan, 0, 1e30
+    features[5] *= 1e-13  # the last three have no direction that could be told
+    bank.write(torch.tensor([1, 2, 3, 4, 5, 6]), features)
+    for kept in (2, 4, 5, 6):
         assert torch.equal(bank.features[kept], before[kept])
     torch.testing.assert_close(bank.features[3], normalize(features[2], dim=0))
     consistent(bank)
@@ -243,6 +240,12 @@ def test_fill_normalises_and_names_broken_images() -> None:
     features = 3 * torch.randn(10, 4)
     bank.fill(features)
     torch.testing.assert_close(bank.features, normalize(features, dim=1))
+    consistent(bank)
+    before, aimless = bank.features.clone(), -features
+    aimless[2], aimless[5], aimless[6] = 0, 1e30, 1e-13
+    bank.fill(aimless)
+    torch.testing.assert_close(bank.features[[2, 5, 6]], before[[2, 5, 6]])
+    torch.testing.assert_close(bank.features[[0, 1, 3, 4, 7, 8, 9]], -before[[0, 1, 3, 4, 7, 8, 9]])
     consistent(bank)
     features[4, 0], features[7, 1] = torch.nan, torch.inf
     with pytest.raises(ValueError, match=r"2 of 10 features are NaN or infinite.* index 4, 7:"):

@@ -262,6 +262,17 @@ def test_machines_that_see_different_things_are_told_apart(tmp_path: Path) -> No
     assert "--out has to be a folder that all machines share" in again.stderr
 
 
+def test_processes_of_other_settings_are_told_apart(tmp_path: Path) -> None:
+    """Each node reads its own recipe file, and they differ."""
+    for node, clusters in enumerate((4, 6)):
+        folder = write_images(tmp_path / f"node{node}" / "same", 64, seed=1).parent
+        (folder / "mine.yaml").write_text(f"extends: synthetic-mocov2-interclr\ninter: {{clusters: {clusters}}}\n")
+    plain = [each for each in TINY[1:] if not each.startswith("inter.")]
+    failed = on_two_nodes(tmp_path, "mine.yaml", *plain, "--data", "same", "--out", "run", "--no-report")
+    assert failed.returncode != 0
+    assert "process 1 has inter.clusters=6, process 0 has 4: start all processes with the same" in failed.stderr
+
+
 def test_unreadable_images_of_all_processes_are_named(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "photos", 64)
     broken = sorted(folder.iterdir())[5:60:9]

@@ -19,15 +19,19 @@ FREE = (
 FIXED = ("seed", "data.batch", "engine.accumulate", "model.", "method.name", "optimiser.name")
 
 
+def compared(settings: Settings) -> dict[str, Any]:
+    """Every setting by its dotted name, but those that say only where and how."""
+    return {key: value for key, value in _flat(settings.model_dump(mode="json")).items() if not key.startswith(FREE)}
+
+
 def settings_of(saved: str) -> Settings:
     return settings_from(yaml.safe_load(saved))
 
 
 def changed_settings(saved: str, now: Settings) -> list[str]:
     """``key: old → new`` for every setting that changes the result. Raises where the run could not be continued."""
-    before = _flat(settings_of(saved).model_dump(mode="json"))
-    after = _flat(now.model_dump(mode="json"))
-    differing = [key for key in {**before, **after} if before.get(key) != after.get(key) and not key.startswith(FREE)]
+    before, after = compared(settings_of(saved)), compared(now)
+    differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     lines = {key: f"{key}: {before.get(key)} → {after.get(key)}" for key in differing}
     fatal = [line for key, line in lines.items() if key.startswith(FIXED)]
     if _head(before) != _head(after):  # weights of its own, there from the first step on

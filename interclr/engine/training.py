@@ -20,7 +20,7 @@ from interclr.engine.dataset import TrainingData
 from interclr.engine.interrupt import Interruption
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor, describe
-from interclr.engine.resume import changed_settings, own_bank, settings_of, start_of_inter
+from interclr.engine.resume import changed_settings, compared, own_bank, settings_of, start_of_inter
 from interclr.engine.step import CLUSTER_STREAM
 from interclr.engine.waiting import DataWait
 from interclr.run import checkpoint
@@ -53,6 +53,18 @@ def same_on_all_ranks(what: str, value: str | int | None) -> None:
             raise UserError(f"process {rank} has another {what}: {other}, process 0 has {values[0]}")
 
 
+def same_settings_on_all_ranks(settings: Settings) -> None:
+    """Replicas of other rates, or banks of other clusters, would drift apart without a word."""
+    values = dist.gathered(compared(settings))
+    for rank, other in enumerate(values):
+        for key in {**values[0], **other}:
+            if other.get(key) != values[0].get(key):
+                raise UserError(
+                    f"process {rank} has {key}={other.get(key)}, process 0 has {values[0].get(key)}: start all "
+                    "processes with the same recipe and settings"
+                )
+
+
 class Training:
     """One run: its state, where it is written, and the loop over it."""
 
@@ -60,6 +72,7 @@ class Training:
         self, settings: Settings, folder: Path, data: TrainingData, device: torch.device, screen: Screen, resume: bool
     ) -> None:
         self.settings, self.folder, self.data, self.device, self.screen = settings, folder, data, device, screen
+        same_settings_on_all_ranks(settings)
         batch = int(settings.data.batch)
         if batch % dist.world():
             raise UserError(f"data.batch: {batch} does not divide over {dist.world()} processes")

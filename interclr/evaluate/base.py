@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -71,6 +71,7 @@ class Context:
     autocast: torch.dtype | None = None
     left_out: int = 0  # images that could not be read
     sizes: tuple[int, int] = (0, 0)  # images to train and to test on
+    written: list[Path] = field(default_factory=list)  # results so far
 
 
 class Evaluation(Config, ABC):
@@ -90,7 +91,10 @@ class Evaluation(Config, ABC):
 
     @abstractmethod
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
-        """Named figures; raw results, predictions and the plot go to ``context.out``."""
+        """Named figures; raw results, predictions and the plot go to ``context.out``.
+
+        A protocol that does not ``write_result`` itself has its figures written and shown.
+        """
 
     def write_result(self, subject: Subject, data: str, context: Context, raw: dict[str, Any]) -> None:
         """``result.json``: what was measured on what, by which settings, and everything in ``raw``."""
@@ -99,6 +103,7 @@ class Evaluation(Config, ABC):
         told |= {"unreadable_left_out": context.left_out} if context.left_out else {}
         told |= {"command": command_line(), "date": datetime.now(UTC).isoformat(timespec="seconds"), **environment()}
         write_json(context.out / "result.json", told | {"settings": self.model_dump(mode="json")} | raw)
+        context.written.append(context.out / "result.json")
 
 
 def check_labels(data: LabelledData) -> None:

@@ -125,7 +125,13 @@ def _run(
                 raise UserError(f"none of the {len(whole)} images of {whole.name} can be read: nothing to measure")
         try:
             sizes = (len(left.train), len(left.test))
-            return protocol.run(subject, left, replace(context, left_out=out, sizes=sizes))
+            here = replace(context, left_out=out, sizes=sizes)
+            figures = protocol.run(subject, left, here)
+            if not here.written:
+                protocol.write_result(subject, left.name, here, {"figures": figures})
+                rows = [(name, f"{value:.6g}") for name, value in figures.items()]
+                here.screen.table(f"{protocol.name} of {subject.name} on {left.name}", rows, ("figure", "value"))
+            return figures
         except BrokenImages:
             unknown = {key: source for source in _splits(data).values() if (key := _key(source)) not in broken}
             if not unknown or data.train.labels is None:  # images that the protocol opens itself

@@ -1,4 +1,4 @@
-"""Intra-image methods. To add one: a file with a config and a class, and its config in the union below."""
+"""Intra-image methods. To add one: a file with its ``MethodSettings`` and class, and the former in the union."""
 
 from typing import Annotated
 

@@ -13,6 +13,11 @@ from interclr.labels.kmeans import kmeans
 from interclr.types import UserError
 
 
+def check_has_clusters(bank: MemoryBank) -> None:
+    if not bank.clusters:
+        raise UserError("this bank has no clusters to give labels from: make it with MemoryBank(…, clusters=k)")
+
+
 class Labels(ABC):
     """Maintains the pseudo-labels of a ``MemoryBank``, which holds all of the state.
 
@@ -34,6 +39,7 @@ class Labels(ABC):
 
         The only write of a step. Returns the number of labels changed, a 0-d tensor on the bank's device.
         """
+        check_has_clusters(bank)
         changed = self.update(bank, index, features)
         self.maintain(bank, step)
         return changed
@@ -51,8 +57,7 @@ class Labels(ABC):
 
     def cluster(self, bank: MemoryBank, generator: torch.Generator | None = None) -> None:
         """Global k-means over the bank's features; ``generator`` advances by one draw on every rank."""
-        if not bank.clusters:
-            raise UserError("this bank has no clusters to give labels from: make it with MemoryBank(…, clusters=k)")
+        check_has_clusters(bank)
         source = generator.device if generator is not None else None
         seed = int(torch.randint(2**62, (), generator=generator, device=source))
         check_finite(bank.features)  # on every rank, so that none is left waiting for the broadcast

@@ -119,6 +119,8 @@ def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings
     known = None if settings is None or data.image_size == "auto" else data.image_size
     if settings is None and isinstance(backbone, Backbone):
         mean, std, known = backbone.mean or mean, backbone.std or std, backbone.image_size
+    if not isinstance(images, Tensor):
+        raise UserError(f"embed takes one tensor of uint8 images (N, 3, H, W), not {type(images).__name__}")
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not len(images):
         raise UserError(f"embed takes uint8 images (N, 3, H, W), not {tuple(images.shape)} of {images.dtype}")
     side = size or known or min(images.shape[2:])

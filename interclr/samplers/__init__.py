@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from interclr.samplers.base import Bank, Sampler
+from interclr.samplers.base import Bank, Negatives, Prepared, Sampler, select_positive
 from interclr.samplers.hard import Hard, HardConfig
 from interclr.samplers.random import Random, RandomConfig
 from interclr.samplers.semi_easy import SemiEasy, SemiEasyConfig
@@ -18,6 +18,8 @@ __all__ = [
     "Bank",
     "Hard",
     "HardConfig",
+    "Negatives",
+    "Prepared",
     "Random",
     "RandomConfig",
     "Sampler",
@@ -26,4 +28,5 @@ __all__ = [
     "SemiEasyConfig",
     "SemiHard",
     "SemiHardConfig",
+    "select_positive",
 ]

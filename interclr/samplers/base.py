@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -85,16 +86,23 @@ class Sampler(ABC):
         index: Tensor,  # (A,) the anchors' own images
         bank: Bank,
         generator: torch.Generator | None = None,
+        *,
+        hand_on_cosines: bool = False,
     ) -> Pairs:
         """One positive and min(K, N) negatives for each anchor, as indices into the bank; −1 where too few exist.
+
+        ``hand_on_cosines``: the negatives' cosines to ``query``, where they were worked out, go with the pairs, and
+        ``losses.cosines`` takes them from there: right for the loss of this very query, and for no other.
 
         A generator on the bank's device avoids a copy from the host. Training calls the two halves, ``prepare`` and
         ``complete``, with random numbers of the global batch.
         """
+        _check_anchors(query, index, bank)
         source = bank.labels.device if generator is None else generator.device
         priority = torch.randperm(bank.labels.shape[0], generator=generator, device=source).to(bank.labels.device)
         lots = torch.randint(2**62, index.shape, generator=generator, device=source).to(bank.labels.device)
-        return self.select(query, index, bank, priority, lots)
+        pairs = self.select(query, index, bank, priority, lots)
+        return pairs if hand_on_cosines else replace(pairs, cosine=None)
 
     @torch.no_grad()
     def select(self, query: Tensor, index: Tensor, bank: Bank, priority: Tensor, lots: Tensor) -> Pairs:
@@ -142,6 +150,7 @@ class Sampler(ABC):
 
     def check(self, bank: Bank) -> None:
         """Fail if some anchor has no negative at all, and say once if some have fewer than K. Waits for the host."""
+        _check_has_clusters(bank)
         size, counts = bank.labels.shape[0], bank.counts.tolist()
         largest = max(counts)
         if largest >= size:
@@ -160,6 +169,26 @@ class Sampler(ABC):
                 "larger pool_fraction or more clusters",
                 stacklevel=2,
             )
+
+
+def _check_has_clusters(bank: Bank) -> None:
+    if not len(bank.counts):
+        raise UserError("this bank has no clusters to draw pairs by: make it with MemoryBank(…, clusters=k)")
+
+
+def _check_anchors(query: Tensor, index: Tensor, bank: Bank) -> None:
+    """What would be broadcast, or counted from the end, in silence. Numbers are looked at on a CPU only."""
+    _check_has_clusters(bank)
+    size, dim = bank.features.shape
+    if index.ndim != 1 or index.is_floating_point() or query.shape != (len(index), dim):
+        raise UserError(
+            f"a draw takes (A, {dim}) queries and the (A,) indices of their images, not {tuple(query.shape)} and "
+            f"{tuple(index.shape)} of {index.dtype}: repeat the indices for several views"
+        )
+    if index.device.type == "cpu" and len(index) and not torch.compiler.is_compiling():
+        low, high = (int(value) for value in index.aminmax())
+        if low < 0 or high >= size:
+            raise UserError(f"the bank holds images 0 to {size - 1}, not {low if low < 0 else high}")
 
 
 class SimilaritySampler(Sampler):

@@ -23,6 +23,7 @@ from interclr.data.source import Source
 from interclr.data.synthetic import generate
 from interclr.engine import pretrain
 from interclr.evaluate import PROTOCOLS, Request, evaluate, open_subject
+from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject
 from interclr.models import BackboneConfig
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -367,6 +368,22 @@ def test_detection_is_last_and_not_begun_on_a_cpu_unasked(run: Path, tmp_path: P
     request = Request(str(run), str(tmp_path / "kit"), tmp_path / "out")
     evaluate(["svm", "detection"], PROTOCOLS, request, [], QUIET, whole=True)
     assert "ask for it by its name" in json.loads((tmp_path / "out" / "all.json").read_text())["not run"]["detection"]
+
+
+def test_figures_of_a_protocol_that_writes_nothing_itself(run: Path, tmp_path: Path) -> None:
+    class Counting(Evaluation):
+        name: str = "counting"
+
+        def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
+            return {"images": float(len(data.train))}
+
+    told = StringIO()
+    console = Console(file=told, width=100)
+    found = evaluate(["counting"], {"counting": Counting}, Request(str(run), out=tmp_path), [], Screen(console))
+    written = json.loads((tmp_path / "counting" / "result.json").read_text())
+    assert written["figures"] == found["counting"]
+    assert written["protocol"] == "counting"
+    assert "images" in told.getvalue()
 
 
 def test_a_protocol_that_does_not_exist_is_named(run: Path, tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def test_a_draw_is_the_same_with_and_without_kernels(
     for wanted in ("1", "0"):
         monkeypatch.setenv("INTERCLR_KERNELS", wanted)
         sampler = kind(30, 0.1, candidates=400)
-        drawn.append(sampler.draw(query, index, bank, torch.Generator(DEVICE).manual_seed(2)))
+        generator = torch.Generator(DEVICE).manual_seed(2)
+        drawn.append(sampler.draw(query, index, bank, generator, hand_on_cosines=True))
     assert torch.equal(drawn[0].positive, drawn[1].positive)
     assert torch.equal(drawn[0].negative, drawn[1].negative)
     assert drawn[0].cosine is not None

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from interclr.config import load_settings
 from interclr.engine.dataset import Facts
 from interclr.engine.settle import settle
+from interclr.losses import cosines
 from interclr.samplers import SemiEasy, SemiHard
 from interclr.types import Pairs, UserError
 
@@ -306,3 +307,19 @@ def test_candidates_that_were_given_are_kept(wanted: str) -> None:
     assert settled.inter is not None
     assert str(settled.inter.sampler.candidates) == wanted
     assert "inter.sampler.candidates" not in [key for key, _, _ in chosen]
+
+
+@both
+def test_pairs_of_one_query_serve_another(kind: Kind) -> None:
+    """Cosines are handed on only where that is asked for: they are those of the draw's query, not of the loss's."""
+    bank = some_bank(400, "alike", 10**4, torch.float32, 5)
+    query, index, _, _ = random_numbers(400, 6, 1)
+    other = torch.nn.functional.normalize(query.roll(1, 0) + 0.1, dim=1)
+    sampler = kind(6, 0.25, candidates=160)
+    pairs = sampler.draw(query, index, bank, torch.Generator().manual_seed(0))
+    _, negative = cosines(other, bank.features, pairs)
+    expected = (bank.features[pairs.negative] * other[:, None]).sum(2)
+    torch.testing.assert_close(negative, expected)
+    handed = sampler.draw(query, index, bank, torch.Generator().manual_seed(0), hand_on_cosines=True)
+    assert torch.equal(handed.negative, pairs.negative)
+    torch.testing.assert_close(handed.cosine, (bank.features[pairs.negative] * query[:, None]).sum(2))

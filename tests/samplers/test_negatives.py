@@ -111,7 +111,7 @@ def test_all_anchors_of_a_batch_share_one_priority(strategy):
 @every_strategy
 def test_draw_never_looks_at_values_on_the_host(strategy):
     """Under fake tensors there are no values: .item(), nonzero and shapes that depend on data raise."""
-    with FakeTensorMode():
+    with FakeTensorMode(), torch.device("cuda"):  # on a CPU the host is where the values are
         bank = StandInBank(torch.randn(50, 8), torch.zeros(50, dtype=torch.int64), torch.zeros(5, dtype=torch.int64))
         pairs = STRATEGIES[strategy](20).draw(torch.randn(6, 8), torch.zeros(6, dtype=torch.int64), bank)
     assert pairs.positive.shape == (6,)
