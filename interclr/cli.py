@@ -378,6 +378,7 @@ def data_check(
 ) -> None:
     """Find unreadable, truncated and odd images and exact duplicates. Exits with 1 where images are unreadable."""
     from interclr.data.check import check
+    from interclr.run.files import write_text
     from interclr.screen import Screen
 
     screen = Screen(console)
@@ -386,10 +387,7 @@ def data_check(
     rows = [(kind, f"{count:,}", examples) for kind, count, examples in report.summary()]
     screen.table(f"{source}: {report.count:,} images", rows, ("finding", "images", "for instance"))
     if report_file is not None:
-        try:
-            report_file.write_text(report.to_json())
-        except OSError as error:
-            raise UserError(f"cannot write {report_file}: {error.strerror or error}") from error
+        write_text(report_file, report.to_json())
     if report.unreadable:
         raise typer.Exit(1)
 

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import pickle
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -156,15 +157,17 @@ def _onnx(backbone: Backbone, path: Path, image_size: int) -> str:
     images = torch.zeros(2, 3, image_size, image_size, device=device)
     backbone.eval()
     try:
-        program = torch.onnx.export(
-            backbone,
-            (images,),
-            input_names=["images"],
-            output_names=["features"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            dynamo=True,
-            verbose=False,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch to itself
+            program = torch.onnx.export(
+                backbone,
+                (images,),
+                input_names=["images"],
+                output_names=["features"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                verbose=False,
+            )
         assert program is not None
         with replacing(path) as temporary:
             program.save(str(temporary), external_data=False)

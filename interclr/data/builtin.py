@@ -46,7 +46,7 @@ def open_source(
     except FileNotFoundError:
         raise UserError(_not_found(name, path)) from None
     except OSError as error:
-        raise UserError(f"cannot open {path}: {error.strerror}") from None
+        raise UserError(f"cannot open {error.filename or path}: {error.strerror}") from None
 
 
 def _open_path(path: Path, split: str, max_side: int | None) -> Source:

@@ -9,6 +9,7 @@ cannot be decoded whole is unreadable: half a picture is never handed on.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
+
+# Of a picture of 90 megapixels or more Pillow says that it could be an attack, and refuses twice as many. The former is
+# read without a word. For good, since it is read in threads, which share what is told apart for a while.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # Only these: some of Pillow's other readers start external programs.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF")

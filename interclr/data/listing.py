@@ -61,31 +61,50 @@ def list_images(folder: Path) -> Listing:
 
 
 def scan(root: Path) -> Listing:
-    """Walk the tree. Every real directory is visited once, so links to directories are followed and cycles end."""
+    """Walk the tree. Every directory is visited once, so links to directories are followed and cycles end.
+
+    One that lies in the tree itself counts under its own path, whatever links there are to it: names give labels.
+    """
+    listing, own, links = _walk(root, None)
+    return _walk(root, own)[0] if links else listing
+
+
+Identity = tuple[int, int]  # of a directory: device and number
+
+
+def _walk(root: Path, own: set[Identity] | None) -> tuple[Listing, set[Identity], bool]:
+    """What there is, directories visited, and whether there are links to some.
+
+    They are followed where ``own``, the directories of the tree itself, are known, unless they lead to one of those.
+    """
+    links = False
     chunks: list[str] = []
     directories: list[str] = []
     changed: list[int] = []
-    seen: set[tuple[int, int]] = set()
+    seen: set[Identity] = set()
     kinds: dict[str, int] = {}
     hidden = 0
-    waiting = [""]
+    waiting = [("", False)]  # and whether it is a link
     while waiting:
-        directory = waiting.pop()
+        directory, linked = waiting.pop()
         path = os.path.join(root, directory) if directory else str(root)
         files: list[str] = []
-        folders: list[str] = []
+        folders: list[tuple[str, bool]] = []
         try:
             status = os.stat(path)  # before the listing: a change in between then shows as a newer time
-            if (status.st_dev, status.st_ino) in seen:
+            identity = (status.st_dev, status.st_ino)
+            if identity in seen or (linked and own is not None and identity in own):
                 continue
-            seen.add((status.st_dev, status.st_ino))
+            seen.add(identity)
             with os.scandir(path) as entries:
                 for entry in entries:
                     name = entry.name
                     if name[0] == ".":  # .git, .cache, and the ._photo.jpg that macOS leaves behind
                         hidden += not _is_folder(entry)
                     elif _is_folder(entry):
-                        folders.append(name)
+                        links = links or entry.is_symlink()
+                        if own is not None or not entry.is_symlink():
+                            folders.append((name, entry.is_symlink()))
                     elif name.rpartition(".")[2].lower() in _extensions and _is_file(entry):
                         files.append(name)
                     else:
@@ -98,10 +117,11 @@ def scan(root: Path) -> Listing:
         prefix = f"{directory}/" if directory else ""
         files.sort(key=natural)
         chunks.extend(f"{prefix}{name}\0" for name in files)
-        folders.sort(key=natural, reverse=True)  # the last one in is the next one out
-        waiting.extend(prefix + name for name in folders)
+        folders.sort(key=lambda folder: natural(folder[0]), reverse=True)  # the last one in is the next one out
+        waiting.extend((prefix + name, link) for name, link in folders)
     blob = np.frombuffer(os.fsencode("".join(chunks)), dtype=np.uint8)
-    return Listing(Names(blob), kinds, hidden, Names.of(directories), np.array(changed, dtype=np.int64))
+    listing = Listing(Names(blob), kinds, hidden, Names.of(directories), np.array(changed, dtype=np.int64))
+    return listing, seen, links
 
 
 def _kind_of(name: str) -> str:

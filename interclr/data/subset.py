@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from interclr.data.source import Source
+
+
+def readable_part(source: Source, unreadable: Collection[str]) -> Source:
+    """``source`` without the images of these names; itself where it has none of them."""
+    if not unreadable:
+        return source
+    rows = [row for row in range(len(source)) if source.name_of(row) not in unreadable]
+    return source if len(rows) == len(source) else Subset(source, rows)
 
 
 class Subset(Source):

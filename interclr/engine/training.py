@@ -138,7 +138,7 @@ class Training:
             "clusters_started": self.clusters_started,
             "seconds": self._elapsed(),
             "measured": self.measured,
-            "unreadable": self.loader.unreadable.reasons,
+            "unreadable": self._unreadable(),
             "commands": self.commands,
             "data": self.data.source.fingerprint(),
             "settings": dump(self.settings),
@@ -235,6 +235,10 @@ class Training:
             checkpoint.save(self.folder / "checkpoint", self.step, self._state(), self.settings.checkpoint.keep)
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
+    def _unreadable(self) -> dict[str, str]:
+        """Images that could not be read so far, by this rank, with the reason."""
+        return self.data.unreadable.reasons | self.loader.unreadable.reasons
+
     def _weights_are_finite(self) -> bool:
         """A loss can be the last finite one of a run whose weights are lost already: such a state is not saved."""
         with torch.no_grad():
@@ -312,7 +316,7 @@ class Training:
                     "lr": self.plan.rate(self.step - 1),
                     "images_per_second": (self.step - since) * self.batch / (now - mark),
                     "data_wait": wait.take() / (now - mark),
-                    "unreadable": len(self.data.unreadable.reasons) + len(self.loader.unreadable.reasons),
+                    "unreadable": len(self._unreadable()),
                 }
                 # Before the wait below, in which the device catches up with what it was given.
                 mark, since = now, self.step
@@ -444,9 +448,7 @@ class Training:
         self._save()  # first: a run killed while it is measured loses nothing
         figures = self._measure(self.plan.epochs - 1)
         seconds = self._elapsed()
-        unreadable = self.data.unreadable.reasons | dict(
-            item for found in dist.gathered(self.loader.unreadable.reasons) for item in found.items()
-        )
+        unreadable = dict(item for found in dist.gathered(self._unreadable()) for item in found.items())
         if not dist.is_main():
             return
         know_images(self.learner.intra.encoder.backbone, self.settings)

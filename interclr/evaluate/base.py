@@ -52,6 +52,7 @@ class LabelledData:
     train: Source
     test: Source
     name: str
+    left_out: int = 0  # images that could not be read and are no part of these
 
     @property
     def classes(self) -> int:

@@ -16,6 +16,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from interclr.data.source import Source
+from interclr.data.subset import Subset, readable_part
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, features_of
 from interclr.evaluate.plots import figure
 from interclr.evaluate.requested import Request, Requested
@@ -23,6 +24,8 @@ from interclr.health import agreement
 from interclr.labels import kmeans
 from interclr.run import checkpoint
 from interclr.run.files import save_tensors
+from interclr.run.folder import Run
+from interclr.screen import Screen
 from interclr.types import UserError
 
 LARGEST = 12  # clusters whose composition is drawn
@@ -81,12 +84,15 @@ class Clusters(Evaluation):
         """The test split is not looked at, so none is taken out."""
         train, _ = images.trained_on()
         own = not self.model_fields_set & {"k", "assignments"} and images.request.run is not None
-        found = _clusters_of_run(images.request, train) if own else None
-        data = LabelledData(train, train, images.name)
+        found = _clusters_of_run(images.request, train, images.screen) if own else None
         if found is None:
-            return data, self
-        path = images.place / "assignments.safetensors"
-        save_tensors(path, {"labels": found})
+            return LabelledData(train, train, images.name), self
+        clusters, readable = found
+        path, left_out = images.place / "assignments.safetensors", len(train) - len(readable)
+        save_tensors(path, {"labels": clusters})
+        if left_out:
+            images.screen.warn(f"{left_out} of {len(train)} images could not be read by the run: left out")
+        data = LabelledData(readable, readable, images.name, left_out)
         return data, self.model_copy(update={"assignments": path})
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
@@ -173,8 +179,12 @@ class Clusters(Evaluation):
             right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
 
 
-def _clusters_of_run(request: Request, train: Source) -> Tensor | None:
-    """Those of the memory bank of a run or a checkpoint, where they have begun and are of these very images."""
+def _clusters_of_run(request: Request, train: Source, screen: Screen) -> tuple[Tensor, Source] | None:
+    """Those of the memory bank of a run or a checkpoint, where they have begun and are of these very images.
+
+    With them the images that the run could read. A bank of a run that streams its images has entries for others, too:
+    a neighbour's pixels stood in for them.
+    """
     subject = Path(request.subject)
     try:
         found = checkpoint.load_latest(subject / "checkpoint") if subject.is_dir() else (checkpoint.load(subject),)
@@ -182,7 +192,16 @@ def _clusters_of_run(request: Request, train: Source) -> Tensor | None:
         if request.data is None:
             raise
         return None  # of other images, in all likelihood: the damage does not matter here
-    if found is None or not found[0]["clusters_started"] or found[0]["data"] != train.fingerprint():
+    if found is None or not found[0]["clusters_started"]:
         return None
-    labels: Tensor = found[0]["learner"]["bank.labels"]
-    return labels
+    assert request.run is not None, "has clusters of its own"
+    state, readable = found[0], readable_part(train, Run(request.run).unreadable(found[0]))
+    labels: Tensor = state["learner"]["bank.labels"]
+    if state["data"] == readable.fingerprint():
+        return labels, readable
+    if state["data"] == train.fingerprint():
+        assert isinstance(readable, Subset)
+        return labels[torch.from_numpy(readable.rows)], readable
+    if request.data is None:
+        screen.warn("the images are not those of the run any more: k-means of the features, not the run's own clusters")
+    return None

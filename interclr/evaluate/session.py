@@ -17,7 +17,7 @@ from interclr.config import explain, parse_override
 from interclr.data.reading import Unreadable
 from interclr.data.source import Source
 from interclr.data.stream import in_order
-from interclr.data.subset import Subset
+from interclr.data.subset import readable_part
 from interclr.data.views import largest_side
 from interclr.evaluate.base import BATCH, BrokenImages, Context, Evaluation, LabelledData, Subject, write_json
 from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
@@ -87,6 +87,8 @@ def evaluate(
         raise UserError("; ".join(f"{name}: {reason}" for name, reason in passed_over.items()))
     if whole:
         rows, header = _table_of_all(results, passed_over, subject, request, out)
+        if not results:
+            raise UserError(f"nothing could be measured; the reasons are in {out / 'all.md'}, too")
         shown = len(header) if screen.console.width >= WIDE else OWN_COLUMNS
         beside = " (columns after 'this run': the paper's own, ResNet-50 on ImageNet)" if shown > OWN_COLUMNS else ""
         screen.table(f"{subject.name}{beside}", [row[:shown] for row in rows], header[:shown])
@@ -118,7 +120,7 @@ def _run(
     looking beforehand would take as long as many a protocol."""
     while True:
         left = _without(data, broken) if protocol.reads_images else data
-        out = 0
+        out = data.left_out
         for split, whole in _splits(data).items():
             out += len(whole) - len(_splits(left)[split])
             if len(whole) and not len(_splits(left)[split]):
@@ -163,7 +165,7 @@ def _without(data: LabelledData, broken: Broken) -> LabelledData:
     def kept(split: str) -> Source:
         source = _splits(data)[split]
         met = broken.get(_key(source)) if broken else None
-        return source if met is None or not met.reasons else Subset(source, met.readable_rows(source))
+        return source if met is None else readable_part(source, met.reasons)
 
     train = kept("train")
     return replace(data, train=train, test=train if data.test is data.train else kept("test"))

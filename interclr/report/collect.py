@@ -15,9 +15,8 @@ from torch import Tensor
 from interclr.bank import MemoryBank
 from interclr.config import DataConfig, Settings, dump
 from interclr.data.hold_out import split_off
-from interclr.data.reading import Unreadable, read_all
 from interclr.data.source import Source, UnreadableImage
-from interclr.data.subset import Subset
+from interclr.data.subset import readable_part
 from interclr.engine.dataset import median_side, open_training_source
 from interclr.report import findings
 from interclr.report.embedding_map import flatten
@@ -87,19 +86,16 @@ def collect(folder: Path, points: int, device: torch.device, screen: Screen) -> 
     }
 
 
-def training_source(config: DataConfig, state: checkpoint.State | None, screen: Screen) -> tuple[Source, bool]:
+def training_source(run: Run, config: DataConfig, state: checkpoint.State | None) -> tuple[Source, bool]:
     """The images as the run numbered them, and whether they are still those its checkpoint was trained on."""
     source: Source = open_training_source(config)
     if config.hold_out:
         source, _ = split_off(source, config.hold_out)
     if state is None or state["data"] == source.fingerprint():
         return source, True
-    if config.resident is True:  # then the run has left out what it could not read
-        with screen.working(f"reading {len(source):,} images") as progress:
-            _, kept = read_all(source, progress, Unreadable())
-        readable = Subset(source, kept)
-        return readable, state["data"] == readable.fingerprint()
-    return source, False
+    readable = readable_part(source, run.unreadable(state))  # all that a run in memory has
+    same = state["data"] == readable.fingerprint()
+    return readable if same else source, same
 
 
 def _images(
@@ -112,7 +108,7 @@ def _images(
     notes: list[str],
 ) -> Content:
     backbone = load(folder)
-    source, same = training_source(settings.data, state, screen)
+    source, same = training_source(Run(folder), settings.data, state)
     if not same:
         notes.append("The data have changed since the run: the page shows the images as they are now.")
     total = len(source)
@@ -215,7 +211,7 @@ def _content(
 
 def _duplicates(gallery: Gallery, near: list[tuple[int, int, float]]) -> list[tuple[str, str, str, str]]:
     """All pairs, for a table beside the page: copies, then from the closest on. What is near people have to say."""
-    names = gallery.names()
+    names = [gallery.source.name_of(row) for row in gallery.rows]  # to find the files by, whatever bytes they have
     rows = [
         ("exact", "1.0000", names[first], names[copy])
         for first, *copies in findings.equal_groups(gallery.digests)

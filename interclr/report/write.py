@@ -11,7 +11,7 @@ import torch
 
 from interclr.report.collect import collect
 from interclr.report.page import render
-from interclr.run.files import write_text
+from interclr.run.files import write_bytes, write_text
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -62,7 +62,7 @@ def report(
     if pairs:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([("kind", "cosine", "image", "other"), *pairs])
-        write_text(table, text.getvalue())
+        write_bytes(table, text.getvalue().encode("utf-8", "surrogateescape"))
         exact = sum(kind == "exact" for kind, *_ in pairs)
         screen.say(f"duplicates: {table} ({exact:,} exact copies, then pairs from the closest on)")
     return target

@@ -57,6 +57,10 @@ class Run:
         except (ValueError, TypeError):  # cut off by a crash: the checkpoint has all of it
             return {}
 
+    def unreadable(self, state: checkpoint.State) -> dict[str, str]:
+        """Images that the run could not read: of a checkpoint, and of all its processes once it is finished."""
+        return dict(state["unreadable"]) | dict(self.result.get("unreadable", {}))
+
     @property
     def finished(self) -> bool:
         return bool(self.result.get("finished"))

@@ -158,3 +158,17 @@ def test_every_name_opens_or_explains(tmp_path: Path) -> None:
         for split in ("train", "val", "test"):
             with pytest.raises(UserError):
                 open_source(name, split, tmp_path)
+
+
+def test_a_folder_within_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos" / "locked").mkdir(parents=True)
+    real = Path.is_dir
+
+    def is_dir(path: Path) -> bool:
+        if path.parent.name == "locked":  # what a plain user meets, and root does not
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with pytest.raises(UserError, match=r"cannot open .*photos/locked/.*: Permission denied"):
+        open_source(str(tmp_path / "photos"))

@@ -84,6 +84,19 @@ def test_other_files_are_counted_by_extension_and_cached(tmp_path: Path, monkeyp
     assert len(scans) == 1
 
 
+def test_a_folder_counts_under_its_own_path_whatever_links_there_are_to_it(tmp_path: Path) -> None:
+    """A link that comes first in the alphabet would take the images, and their labels, with it."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    touch(*(root / name for name in ("cat/sub/1.jpg", "cat/2.jpg", "dog/3.jpg")))
+    before = list(list_images(root).images)
+    (root / "best").symlink_to("cat/sub")
+    (root / "zebra").symlink_to("dog")
+    touch(outside / "4.jpg", outside / "more" / "5.jpg")
+    (root / "bird").symlink_to(outside)
+    (outside / "back").symlink_to(root / "cat")
+    assert list(list_images(root).images) == ["bird/4.jpg", "bird/more/5.jpg", *before]
+
+
 def test_links_are_followed_and_cycles_end(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
     touch(root / "a" / "1.jpg", elsewhere / "2.jpg")

@@ -25,6 +25,7 @@ from interclr.engine import pretrain
 from interclr.evaluate import PROTOCOLS, Request, evaluate, open_subject
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject
 from interclr.models import BackboneConfig
+from interclr.run import checkpoint
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -155,7 +156,8 @@ def test_all_says_what_the_data_do_not_allow(run: Path, tmp_path: Path) -> None:
 
 def test_all_without_data_says_what_is_missing(tmp_path: Path) -> None:
     request = Request("torchvision/resnet18", out=tmp_path)
-    assert evaluate(["knn", "svm"], PROTOCOLS, request, [], QUIET, whole=True) == {}
+    with pytest.raises(UserError, match="nothing could be measured"):
+        evaluate(["knn", "svm"], PROTOCOLS, request, [], QUIET, whole=True)
     assert "Not run: knn: name the labelled images with --data" in (tmp_path / "all.md").read_text()
 
 
@@ -366,7 +368,8 @@ def test_detection_is_last_and_not_begun_on_a_cpu_unasked(run: Path, tmp_path: P
     assert list(PROTOCOLS)[-1] == "detection"
     write_year(tmp_path / "kit" / "VOC2007", {"trainval": 4, "test": 2})
     request = Request(str(run), str(tmp_path / "kit"), tmp_path / "out")
-    evaluate(["svm", "detection"], PROTOCOLS, request, [], QUIET, whole=True)
+    with pytest.raises(UserError, match="nothing could be measured"):
+        evaluate(["svm", "detection"], PROTOCOLS, request, [], QUIET, whole=True)
     assert "ask for it by its name" in json.loads((tmp_path / "out" / "all.json").read_text())["not run"]["detection"]
 
 
@@ -431,13 +434,23 @@ def test_unreadable_images_do_not_take_others_of_the_same_name_with_them(run: Pa
     assert counted == [3, 5]
 
 
-def test_the_clusters_of_a_streamed_run_hold_unreadable_images_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resident", ["true", "false"])
+def test_the_clusters_of_a_run_are_its_own_though_images_are_unreadable(tmp_path: Path, resident: str) -> None:
+    """In memory a run leaves them out; streamed, the bank has entries for them, which are of other images."""
     folder = class_folder(tmp_path / "images")
     sorted(folder.rglob("*.png"))[5].write_bytes(b"no image")
     wishes = [word for word in TINY if not word.startswith("data.source")]
-    wishes += ["inter.clusters=8", "inter.sampler.negatives=4", f"data.source={folder}", "data.resident=false"]
+    wishes += ["inter.clusters=8", "inter.sampler.negatives=4", f"data.source={folder}", f"data.resident={resident}"]
     wishes += ["data.image_size=32", "data.workers=0"]
-    pretrain(load_settings("default", wishes), tmp_path / "run", screen=QUIET)
+    trained = pretrain(load_settings("default", wishes), tmp_path / "run", screen=QUIET)
     found = measure(["knn", "clusters"], str(tmp_path / "run"), out=tmp_path / "out")
-    assert set(found) == {"knn", "clusters"}
-    assert len(load_file(tmp_path / "out" / "clusters" / "assignments.safetensors")["labels"]) == 80
+    result = json.loads((tmp_path / "out" / "clusters" / "result.json").read_text())
+    assert result["clusters_of"] == "the run"
+    assert (result["train_images"], result["unreadable_left_out"]) == (79, 1)
+    assigned = load_file(tmp_path / "out" / "clusters" / "assignments.safetensors")["labels"]
+    bank = checkpoint.load_latest(trained.folder / "checkpoint")[0]["learner"]["bank.labels"]  # type: ignore[index]
+    source = open_source(str(folder))
+    rows = [row for row in range(80) if "no image" not in str(Path(folder, source.name_of(row)).read_bytes()[:8])]
+    assert torch.equal(assigned, bank if resident == "true" else bank[rows])
+    if resident == "true":
+        assert found["clusters"]["nmi"] == pytest.approx(trained.result["nmi"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
 import sys
 import types
@@ -236,6 +237,19 @@ def test_copies_are_found(tmp_path: Path, out: Path) -> None:
     values = [float(value) for _, value, *_ in others]
     assert values == sorted(values, reverse=True)
     assert {*others[0][2:]} == {images["names"][i] for i in images["near"]["shown"][0]["images"]}
+
+
+def test_the_table_of_copies_finds_files_whose_names_are_not_text(tmp_path: Path, out: Path) -> None:
+    folder = write_images(tmp_path / "images", 12)
+    odd = os.fsencode(folder) + b"/bad\xff.png"
+    shutil.copy(os.fsencode(folder / "003.png"), odd)
+    train(tiny(f"data.source={folder}", "data.batch=4", "schedule.epochs=1"), out)
+    assert "bad\ufffd.png" in made(out)["images"]["names"]
+    (row,) = (line for line in (out / "duplicates.csv").read_bytes().splitlines() if line.startswith(b"exact"))
+    assert {os.path.join(os.fsencode(folder), name) for name in row.split(b",")[2:]} == {
+        os.fsencode(folder / "003.png"),
+        odd,
+    }
 
 
 def test_hostile_names_stay_data(tmp_path: Path, out: Path) -> None:
