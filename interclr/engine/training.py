@@ -483,5 +483,5 @@ class Training:
                 f"{self.measured.get('knn_before', math.nan):.1f} %, after {figures['knn']:.1f} %"
             )
         if unreadable:
-            self.screen.warn(f"{len(unreadable)} images were unreadable; their names are in result.json")
+            self.screen.warn(f"unreadable images: {len(unreadable)}; their names are in result.json")
         self.screen.say(f"done in {seconds:.0f} s; the run is in {self.folder}")

@@ -105,7 +105,7 @@ class LowShot(Evaluation):
         counts = (train.targets > 0).sum(0)
         fewest = int(counts.min())
         sizes = sorted({size for size in self.sizes if size <= fewest})
-        which = f"{train.classes[int(counts.argmin())]} has only {fewest} training images"
+        which = f"{train.classes[int(counts.argmin())]} has only {fewest} training image{'s' * (fewest != 1)}"
         if not sizes:
             raise UserError(f"{which}, fewer than the smallest size {min(self.sizes)}: choose smaller sizes")
         if len(sizes) < len(set(self.sizes)):

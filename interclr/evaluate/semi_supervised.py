@@ -131,7 +131,7 @@ class SemiSupervised(Evaluation):
                 each = max(1, round(fraction * len(labels) / classes))
                 name = f"{100 * fraction:g}%"
                 if each > smallest:
-                    context.screen.warn(f"the smallest class has {smallest} images: {name} takes so many of each class")
+                    context.screen.warn(f"images of the smallest class: {smallest}. {name} takes so many of each class")
                 random = np.random.default_rng([context.seed, round(1e6 * fraction)])
                 drawn = balanced_draw(labels, min(each, smallest), random)
                 found.append((name, np.sort(drawn.ravel()).tolist()))

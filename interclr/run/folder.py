@@ -77,7 +77,7 @@ def load(path: str | Path) -> Backbone:
     path = Path(path)
     folder = checkpoint.run_of(path)
     if folder is None or not (folder / "resolved.yaml").exists():
-        raise UserError(f"{path} is not a run folder: it has no resolved.yaml")
+        raise UserError(f"{path} is neither a run folder (it has no resolved.yaml) nor a checkpoint of one")
     backbone = Run(folder).settings.model.build()
     weights = folder / "backbone.safetensors"
     if path != folder:
@@ -154,7 +154,9 @@ def prepare_folder(folder: Path, resume: bool) -> None:
     """Make the folder and make sure it can be written before anything long starts."""
     found = checkpoint.find(folder / "checkpoint")
     if not resume and found:
-        raise UserError(f"{folder} already holds a run: add --resume to continue it, or choose another --out")
+        raise UserError(
+            f"{folder} already holds a run: add --resume (resume=True) to continue it, or choose another --out"
+        )
     for name in ("result.json", "backbone.safetensors"):
         if not found and (folder / name).exists():  # all that is left of a run, or somebody else's
             raise UserError(f"{folder} holds a {name} and no checkpoint to go on from: choose another --out")

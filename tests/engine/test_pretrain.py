@@ -282,7 +282,7 @@ def test_unreadable_files_in_the_middle(resident: bool, out: Path, tmp_path: Pat
     assert list(run.result["unreadable"]) == ["007.png"]
     assert run.result["images"] == (19 if resident else 20)
     assert "007.png" in heard.text
-    assert "1 images were unreadable" in heard.text
+    assert "unreadable images: 1" in heard.text
     with pytest.raises(UserError, match=r"007\.png"):
         train(
             settings.model_copy(update={"data": settings.data.model_copy(update={"unreadable": "fail"})}),

@@ -122,7 +122,7 @@ def test_at_least_one_of_each_class_and_never_more_than_the_smallest_has(tmp_pat
     parts = protocol._parts(data, context)
     assert data.train.labels is not None
     assert [data.train.labels[part.rows].tolist() for part in parts] == [[0, 1, 4], [0] * 3 + [1] * 3 + [4] * 3]
-    assert "the smallest class has 3 images" in stream.getvalue()
+    assert "images of the smallest class: 3" in stream.getvalue()
     figures = protocol.run(tiny_subject.subject(), data, context)  # a class number that nobody uses does no harm
     assert set(figures) == {"top1@0.1%", "top5@0.1%", "top1@50%", "top5@50%"}
 
