@@ -155,7 +155,7 @@ def prepare_folder(folder: Path, resume: bool) -> None:
     found = checkpoint.find(folder / "checkpoint")
     if not resume and found:
         raise UserError(
-            f"{folder} already holds a run: add --resume (resume=True) to continue it, or choose another --out"
+            f"{folder} already holds a run: add --resume (resume=True) to go on with it, or choose another --out"
         )
     for name in ("result.json", "backbone.safetensors"):
         if not found and (folder / name).exists():  # all that is left of a run, or somebody else's

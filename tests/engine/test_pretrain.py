@@ -153,7 +153,7 @@ def test_the_backbone_loads_to_identical_outputs(finished: tuple[Run, str], tmp_
 
 
 def test_load_says_what_is_missing(tmp_path: Path, finished: tuple[Run, str]) -> None:
-    with pytest.raises(UserError, match="not a run folder"):
+    with pytest.raises(UserError, match="neither a run folder"):
         interclr.load(tmp_path)
     shutil.copy(finished[0].folder / "resolved.yaml", tmp_path)
     with pytest.raises(UserError, match="no checkpoint"):

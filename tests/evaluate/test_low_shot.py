@@ -115,5 +115,5 @@ def test_one_example_per_class_works_and_too_large_sizes_do_not(tmp_path: Path) 
     subject, data = tiny_subject.subject(), tiny_subject.labelled([0, 1, 2], [0, 1, 2])
     figures = LowShot(draws=2).run(subject, data, tiny_subject.context(tmp_path))
     assert figures["mAP@1_std"] == 0  # only one draw is possible
-    with pytest.raises(UserError, match="only 1 training images, fewer than the smallest size 2"):
+    with pytest.raises(UserError, match="only 1 training image, fewer than the smallest size 2"):
         LowShot(sizes=(2, 4)).run(subject, data, tiny_subject.context(tmp_path))
