@@ -130,9 +130,6 @@ def evaluate(
     from interclr.screen import Screen
 
     names = list(PROTOCOLS) if protocol == "all" else list(dict.fromkeys(protocol.split(",")))
-    unknown = [name for name in names if name not in PROTOCOLS]
-    if unknown:
-        raise UserError(f"no protocol {unknown[0]!r}; there are: {', '.join(PROTOCOLS)} and all")
     if len(names) > 1 and words:
         raise UserError(f"settings belong to one protocol; evaluate {protocol} takes none")
     request = Request(subject, data, out, root, choose_device(device), backbone, image_size, seed, held_out)

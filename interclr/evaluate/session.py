@@ -45,15 +45,15 @@ def evaluate(
 
     As a ``whole`` it is passed over with a warning, and there is a table of all; otherwise it is an error, at the end.
     """
+    unknown = next((name for name in names if name not in protocols), None)
+    if unknown is not None:
+        raise UserError(f"no protocol {unknown!r}; there are: {', '.join(protocols)}, or all")
     request.check_held_out()
     subject = open_subject(request.subject, request.backbone, request.image_size)
     out = request.out or place_of(request)
     results: dict[str, dict[str, float]] = {}
     passed_over: dict[str, str] = {}
     broken: Broken = {}
-    unknown = next((name for name in names if name not in protocols), None)
-    if unknown is not None:
-        raise UserError(f"no protocol {unknown!r}; there are: {', '.join(protocols)}")
     for name in names:
         settings = _settings(protocols[name], overrides)
         place = out / name
