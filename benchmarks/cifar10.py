@@ -96,25 +96,36 @@ class Runner:
         except Failure:
             return False
 
-    def can_start_now(self, job: Job) -> bool:
-        """The same while the parent is being trained: only once its metrics up to there are written as well."""
-        return self.can_start(job) and Run(self.folder(job, job.parent)).metrics[-1]["step"] > self.start_step(job)
+    def can_start_now(self, job: Job, parent: Job) -> bool:
+        """The same while ``parent`` is being trained: only once its metrics up to there are written as well.
+
+        What lies in its folder may still be of other settings, and vanish at any moment.
+        """
+        folder = self.folder(parent)
+        try:
+            ours = (folder / "command.txt").read_text() == self.training_command(parent)
+            return ours and self.can_start(job) and Run(folder).metrics[-1]["step"] > self.start_step(job)
+        except (OSError, Failure):
+            return False
 
     def is_again(self, job: Job) -> bool:
         """Whether the parent here is not the one of the record, but trained again for its checkpoint."""
-        recorded = (self.out / job.group / f"{job.parent}.json").exists()
+        path = self.out / job.group / f"{job.parent}.json"
+        recorded = path.exists() and "error" not in json.loads(path.read_text())
         return recorded and not Run(self.folder(job, job.parent)).finished
 
     def run(self, job: Job) -> None:
         """Train, measure, record."""
         began = time.monotonic()
         self.say(job, "started")
-        again = job.key in self.starts
+        again, before = job.key in self.starts, Run(self.folder(job)).finished
         try:
             self._train(job)
             if again:
                 return self.say(job, "trained again as far as needed")
-            self._record(job, None, time.monotonic() - began)
+            self._record(job, None, time.monotonic() - began, before)
+            if not self._unmeasured(job):
+                return None
             self._measure(job)
         except Interrupted:
             if again or not Run(self.folder(job)).finished:
@@ -123,13 +134,16 @@ class Runner:
             if again:  # the record stays as it was
                 return self.say(job, str(failure))
             return self._record(job, str(failure), time.monotonic() - began)
-        self._record(job, None, time.monotonic() - began)
+        self._record(job, None, time.monotonic() - began, before)
 
     def say(self, job: Job, text: str) -> None:
         print(f"{time.monotonic() - self.began:.0f} s: {job.key}: {text}", flush=True)
 
-    def _record(self, job: Job, error: str | None, seconds: float) -> None:
-        record = self._describe(job, error, seconds) | {"failed_before": failures_of(self.record(job))}
+    def _record(self, job: Job, error: str | None, seconds: float, trained_before: bool = False) -> None:
+        found = self.record(job)
+        record = self._describe(job, error, seconds) | {"failed_before": failures_of(found)}
+        if trained_before and found is not None:  # by another call, beside others than now
+            record |= {key: found[key] for key in ("jobs", "mps") if key in found}
         place = self.out / job.group / f"{job.title}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, as_json(record))
@@ -175,7 +189,10 @@ class Runner:
         """
         source = self.start_checkpoint(job)
         (folder / "checkpoint").mkdir()
-        os.link(source, folder / "checkpoint" / source.name)
+        try:
+            os.link(source, folder / "checkpoint" / source.name)
+        except OSError:  # a file system without links
+            shutil.copyfile(source, folder / "checkpoint" / source.name)
         lines = [line for line in Run(source.parent.parent).metrics if line["step"] <= self.start_step(job)]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -301,11 +318,12 @@ def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
         try:
             while waiting or running:
                 in_time = until is None or time.monotonic() - began < until
-                behind, ahead = {job.key for job in waiting}, {job.key for job in running.values()}
+                behind, ahead = {job.key for job in waiting}, {job.key: job for job in running.values()}
                 ready = (
                     job
                     for job in waiting
-                    if job.parent_key not in behind and (job.parent_key not in ahead or runner.can_start_now(job))
+                    if job.parent_key not in behind
+                    and (job.parent_key not in ahead or runner.can_start_now(job, ahead[job.parent_key]))
                 )
                 for job in list(islice(ready, runner.jobs - len(running) if in_time else 0)):
                     waiting.remove(job)

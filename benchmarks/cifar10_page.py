@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifar10 import RECORDS, Record, failures_of
+from cifar10 import RECORDS
 from cifar10_plan import PLAN, ROOT, Group, read_plan
+from cifar10_record import Record, failures_of, line_of
 from cifar10_results import (
     INTER,
     KNN,
@@ -314,6 +315,18 @@ def _since(record: Record) -> str:
     return "" if "error" in record else "finished by a later try"
 
 
+def unmeasured_section(records: list[Record]) -> list[str]:
+    """Trained, but their protocols were cut off: a table's mean of other seeds for every column would mislead."""
+    table = [
+        (record["group"], record["name"], str(record["seed"]), line_of(record))
+        for record in records
+        if "error" not in record and record.get("unmeasured")
+    ]
+    if not table:
+        return []
+    return ["## Runs not measured to the end", "", *rows_of(("group", "run", "seed", "so far"), table)]
+
+
 def failed_section(records: list[Record]) -> list[str]:
     table = [
         (record["group"], record["name"], str(record["seed"]), *each, _since(record))
@@ -379,8 +392,8 @@ def page(groups: list[Results], records: list[Record], plan: dict[str, Group]) -
         "",
         "Written by `benchmarks/cifar10_page.py` from the records in `results/cifar10`: one for each run, with its",
         "settings, figures of every epoch, and the commit and the command that repeat it. `benchmarks/cifar10.yaml`",
-        "lists the runs, `python benchmarks/cifar10.py GROUP` makes them. None is left out: those that failed stand at",
-        "the end.",
+        "lists the runs, `python benchmarks/cifar10.py GROUP` makes them. None is left out: those that failed, or were",
+        "not measured to the end, stand at the end.",
         "",
     ]
     missing = [group for group in plan if group not in {results.group for results in groups}]
@@ -390,6 +403,7 @@ def page(groups: list[Results], records: list[Record], plan: dict[str, Group]) -
         lines += (main_section if results.group == MAIN else group_section)(results)
     if groups:
         lines += cost_section(groups)
+    lines += unmeasured_section(records)
     lines += failed_section(records)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -403,7 +417,8 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     try:
         plan, records = read_plan(given.plan), read_records(given.records)
-        groups = arranged([record for record in records if "error" not in record], plan)
+        whole = [record for record in records if "error" not in record and not record.get("unmeasured")]
+        groups = arranged(whole, plan)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

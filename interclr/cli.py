@@ -384,7 +384,10 @@ def data_check(
     rows = [(kind, f"{count:,}", examples) for kind, count, examples in report.summary()]
     screen.table(f"{source}: {report.count:,} images", rows, ("finding", "images", "for instance"))
     if report_file is not None:
-        write_text(report_file, report.to_json())
+        if report_file.exists() and not report_file.is_file():  # a pipe
+            report_file.write_text(report.to_json())
+        else:
+            write_text(report_file.resolve(), report.to_json())  # a link stays one
     if report.unreadable:
         raise typer.Exit(1)
 

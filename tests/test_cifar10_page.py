@@ -184,6 +184,17 @@ def test_a_failure_stays_listed_when_a_later_try_succeeds(tmp_path: Path) -> Non
     assert row[1:] == ["mocov2", "0", "2026-01-02", "no memory", "finished by a later try"]
 
 
+def test_a_run_not_measured_to_the_end_is_listed_and_not_averaged(tmp_path: Path) -> None:
+    records = [record("mocov2", seed, 80.0 + seed) for seed in (0, 1, 2)]
+    records[2]["unmeasured"] = ["linear", "low-shot"]
+    text, _, rest = page_of(tmp_path, records).partition("## Runs not measured to the end")
+    assert cells(text, "mocov2")[0][1:3] == ["2", "80.50 ± 0.71"]
+    (row,) = cells(rest, "main")
+    assert row[1:3] == ["mocov2", "2"]
+    assert row[3].startswith("k-NN 82.00 %")
+    assert row[3].endswith("to be measured: linear, low-shot")
+
+
 def test_plots_are_the_same_bytes_when_drawn_again(written: tuple[Path, str]) -> None:
     folder, text = written
     pictures = sorted((folder / "docs" / "images").glob("*.png"))

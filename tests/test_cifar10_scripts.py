@@ -110,7 +110,7 @@ def test_children_wait_for_their_parents_and_no_more_run_than_asked_for(tmp_path
                 self.running -= 1
                 self.ended.append(job.title)
 
-        def can_start_now(self, job: Any) -> bool:
+        def can_start_now(self, job: Any, parent: Any) -> bool:
             return False
 
     fake, todo = Fake(), chain(tmp_path, [])
@@ -132,7 +132,7 @@ def test_a_child_starts_when_its_running_parent_has_got_there(tmp_path: Path, mo
                 while len(self.started) == 1:  # and then at once
                     time.sleep(0.01)
 
-        def can_start_now(self, job: Any) -> bool:
+        def can_start_now(self, job: Any, parent: Any) -> bool:
             return self.there.is_set()
 
     monkeypatch.setattr(runner, "LOOK_EVERY", 0.01)
@@ -320,6 +320,17 @@ def test_a_finished_run_is_trained_again_only_up_to_the_checkpoint_that_is_neede
     assert not (tmp_path / "work/tiny/parent-s0/result.json").exists()
     assert made.can_start(child)
     assert made.is_again(child)
+    lines = tmp_path / "work/tiny/parent-s0/metrics.jsonl"
+    logged = lines.read_text().splitlines(keepends=True)
+    assert made.can_start_now(child, parent)
+    lines.write_text("".join(line for line in logged if json.loads(line)["step"] <= 8))  # not beyond the checkpoint yet
+    assert not made.can_start_now(child, parent)
+    lines.write_text("".join(logged))
+    (tmp_path / "work/tiny/parent-s0/command.txt").write_text("of other settings, to be deleted")
+    assert not made.can_start_now(child, parent)
+    record.write_text(json.dumps({"error": "of an earlier try"}))
+    assert not made.is_again(child)
+    record.write_text(before)
     assert runner.to_do(made, [child]) == [child]
     assert made.starts == {}
 

@@ -22,7 +22,7 @@ from interclr.data.names import Names
 from interclr.types import UserError
 
 EXTENSIONS = ("jpg", "jpeg", "png", "bmp", "webp", "tif", "tiff", "ppm", "gif")
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 SETTLED_NANOSECONDS = 2_000_000_000
 LONGEST_EXTENSION = 8
 

@@ -72,7 +72,6 @@ class Training:
         self, settings: Settings, folder: Path, data: TrainingData, device: torch.device, screen: Screen, resume: bool
     ) -> None:
         self.settings, self.folder, self.data, self.device, self.screen = settings, folder, data, device, screen
-        same_settings_on_all_ranks(settings)
         batch = int(settings.data.batch)
         if batch % dist.world():
             raise UserError(f"data.batch: {batch} does not divide over {dist.world()} processes")
@@ -81,6 +80,7 @@ class Training:
         self.images = len(data.source)
         same_on_all_ranks("number of images (is it the same folder on every machine?)", self.images)
         same_on_all_ranks("set of images (is it the same folder on every machine?)", data.fingerprint)
+        same_settings_on_all_ranks(settings)  # after the images, which settle what is auto
         if batch > self.images:
             raise UserError(f"data.batch: {batch} images a batch, but only {self.images} can be read")
         self.batch = batch

@@ -203,5 +203,5 @@ def _clusters_of_run(request: Request, train: Source, screen: Screen) -> tuple[T
         assert isinstance(readable, Subset)
         return labels[torch.from_numpy(readable.rows)], readable
     if request.data is None:
-        screen.warn("the images are not those of the run any more: k-means of the features, not the run's own clusters")
+        screen.warn("the images do not match the checkpoint's: k-means of the features, not the run's own clusters")
     return None
