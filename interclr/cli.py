@@ -87,7 +87,9 @@ def _write_report(run: Path, device: str, out: Path | None = None, points: int |
     from interclr.report import POINTS, report
     from interclr.screen import Screen
 
-    report(run, screen=Screen(console), out=out, device=choose_device(device), points=points or POINTS)
+    report(
+        run, screen=Screen(console), out=out, device=choose_device(device), points=POINTS if points is None else points
+    )
 
 
 @app.command()
@@ -306,8 +308,8 @@ def bench(
     from interclr.run.files import write_text
     from interclr.screen import Screen
 
-    chosen = choose_device(device)
-    if chosen.type == "cpu" and not quick and set(names or BENCHES) != {"cpu"}:
+    chosen, asked = choose_device(device), set(names or BENCHES)
+    if chosen.type == "cpu" and not quick and asked != {"cpu"} and asked <= set(BENCHES):
         raise UserError("these sizes are for a GPU: add --quick, or measure the step on a CPU with: interclr bench cpu")
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
@@ -359,9 +361,10 @@ def data_pack(
     """Turn images into one store that loads fast."""
     from interclr.data.builtin import open_source
     from interclr.data.packed import pack
+    from interclr.engine.interrupt import term_as_interrupt
     from interclr.screen import Screen
 
-    with Screen(console).working("packing") as progress:
+    with term_as_interrupt(), Screen(console).working("packing") as progress:
         report = pack(
             open_source(source, split), destination, image_format=image_format, max_side=max_side, progress=progress
         )

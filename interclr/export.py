@@ -67,7 +67,7 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
         write_bytes(path, detectron2_pickle(state))
         note = (
             "in Detectron2 set MODEL.WEIGHTS to this file, INPUT.FORMAT to RGB, MODEL.PIXEL_MEAN and PIXEL_STD to the "
-            "training's mean and std times 255, and MODEL.RESNETS.STRIDE_IN_1X1 to False"
+            "training's mean and std times 255, and MODEL.RESNETS.STRIDE_IN_1X1 to False."
         )
         return Exported(path, len(state), " ".join(filter(None, (note, stem))))
     if format == "timm" and not _is_of(network, "timm"):

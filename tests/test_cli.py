@@ -4,9 +4,11 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -287,3 +289,27 @@ def test_a_recipe_file_may_have_an_equals_sign_in_its_path(tmp_path: Path) -> No
     path.parent.mkdir()
     path.write_text("{}")
     assert cli.recipe_and_overrides([str(path), "seed=1"]) == (str(path), ["seed=1"])
+
+
+def test_a_signal_to_end_clears_away_what_is_half_packed(
+    call: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from interclr.data import packed
+
+    folder, real = write_images(tmp_path / "images", 6), packed.whole_folder
+
+    @contextmanager
+    def ended(destination: Path) -> Iterator[Path]:
+        with real(destination) as place:
+            assert place.parent == tmp_path
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield place
+
+    monkeypatch.setattr(packed, "whole_folder", ended)
+    assert call("data", "pack", str(folder), str(tmp_path / "store"), "--format", "raw").code == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_names_and_numbers_that_do_not_exist_are_refused(call: Callable[..., Result], tmp_path: Path) -> None:
+    assert "no bench 'nope'" in call("bench", "nope").err
+    assert call("report", str(tmp_path), "--points", "0").code == 2

@@ -132,7 +132,7 @@ def _places205(root: Path, split: str, max_side: int | None) -> Source:
     # The official archive keeps its images some folders below the lists.
     below = [file.parent / "images256", file.parent / "data/vision/torralba/deeplearning/images256"]
     folder = next((folder for folder in below if folder.is_dir()), file.parent)
-    return open_list(file, max_side, folder, name=f"places205 {split}")
+    return open_list(file, max_side, folder, name=f"places205 {split}", keep_numbers=True)
 
 
 def _voc(name: str, train: tuple[str, ...]) -> Opener:

@@ -23,15 +23,23 @@ LABEL_COLUMNS = ("label", "class", "target", "category", "label_name", "class_na
 
 # The path ends at the last image extension before a delimiter, so it may itself contain spaces and commas.
 _line = re.compile(
-    rf"""(?P<quote>["']?)(?P<path>.+\.(?:{"|".join(EXTENSIONS)}))(?P=quote)(?:\s*[,;\s]\s*(?P<label>[^,;\t]*).*)?$""",
+    rf"""(?P<quote>["']?)(?P<path>.+\.(?:{"|".join(EXTENSIONS)}))(?P=quote)"""
+    r"""(?:\s*[,;\s]\s*(?P<label>"(?:[^"]|"")*"|'[^']*'|[^,;\t]*).*)?$""",
     re.IGNORECASE,
 )
 
 
 def open_list(
-    file: Path, max_side: int | None = None, folder: Path | None = None, name: str | None = None
+    file: Path,
+    max_side: int | None = None,
+    folder: Path | None = None,
+    name: str | None = None,
+    keep_numbers: bool = False,
 ) -> FileSource:
-    """Open a list; relative paths count from ``folder``, or from the folder that holds the list."""
+    """Open a list; relative paths count from ``folder``, or from the folder that holds the list.
+
+    Labels that are numbers with gaps are numbered densely, unless ``keep_numbers``: those of several lists agree then.
+    """
     folder = folder or file.parent
     try:
         text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
@@ -47,7 +55,7 @@ def open_list(
             f"{len(missing)} of the {len(paths)} files named in {file} do not exist; the first is {missing[0]!r} "
             f"(relative paths count from {folder})"
         )
-    labels, classes = _number([label for _, label in rows], file)
+    labels, classes = _number([label for _, label in rows], file, keep_numbers)
     return FileSource(folder, Names.of(paths), labels, name=name or str(file), classes=classes, max_side=max_side)
 
 
@@ -72,41 +80,71 @@ def _rows(file: Path, text: str) -> Iterator[tuple[str, str]]:
     if "\0" in text:
         raise UserError(f"the list {file} is not plain text (is it UTF-16? save it as UTF-8)")
     lines = text.split("\n")  # not splitlines: file names may contain the rarer line breaks
-    header = [column.strip().strip('"').lower() for column in re.split("[,;\t]", lines[0])]
-    path_column = next((column for column in PATH_COLUMNS if column in header), None)
-    if path_column is not None and len(header) > 1:
-        yield from _named_columns(file, text, header, path_column)
-        return
-    for number, line in enumerate(lines, start=1):
+    first = next((number for number, line in enumerate(lines) if line.strip() and not _is_comment(line)), 0)
+    header = [column.strip().strip('"').lower() for column in re.split("[,;\t]", lines[first])]
+    if len(header) > 1 and not _line.match(lines[first].strip()):
+        path_column = next((column for column in PATH_COLUMNS if column in header), None)
+        path_column = path_column or _column_of_paths(header, lines[first:])
+        if path_column is not None:
+            yield from _named_columns(file, lines, first, header, path_column)
+            return
+    for number, line in enumerate(lines[first:], start=first + 1):
         line = line.strip()
-        if not line or line.startswith("#" if number == 1 else "# "):
+        if not line or line.startswith("# ") or (number == first + 1 and _is_comment(line)):
             continue
         match = _line.match(line)
         if match:
-            yield match["path"], (match["label"] or "").strip().strip("\"'")
-        elif number > 1 or re.match(r"[^,;\s]+\.\w+([,;\s]|$)", line):  # a first line that names no file is a header
+            path = match["path"].replace('""', '"') if match["quote"] == '"' else match["path"]
+            yield path, _unquoted((match["label"] or "").strip())
+        elif number > first + 1 or re.match(r"[^,;\s]+\.\w+([,;\s]|$)|[^,;\s]*/", line):  # else it is a header
             raise UserError(
                 f"{file}, line {number}: no image path in {line[:80]!r} (expected: path, or path and label)"
             )
 
 
-def _named_columns(file: Path, text: str, header: list[str], path_column: str) -> Iterator[tuple[str, str]]:
+def _is_comment(line: str) -> bool:
+    """Before the first image. Later on, only what begins with "# ": a name may begin with a #."""
+    return line.startswith("# ") or (line.startswith("#") and not _line.match(line.strip()))
+
+
+def _unquoted(label: str) -> str:
+    if len(label) > 1 and label[0] == label[-1] == '"':
+        return label[1:-1].replace('""', '"').strip()
+    return label.strip("\"'")
+
+
+def _column_of_paths(header: list[str], lines: list[str]) -> str | None:
+    """Of a header without a name that is known for paths the one column that holds images below it."""
+    below = next((line for line in lines[1:] if line.strip()), "")
+    fields = next(csv.reader([below], delimiter=_delimiter(lines[0]), skipinitialspace=True), [])
+    images = [
+        at for at, field in enumerate(fields) if field.strip().lower().endswith(tuple(f".{e}" for e in EXTENSIONS))
+    ]
+    return header[images[0]] if len(images) == 1 and images[0] < len(header) else None
+
+
+def _delimiter(line: str) -> str:
+    return next(mark for mark in "\t;," if mark in line)
+
+
+def _named_columns(
+    file: Path, all_lines: list[str], first: int, header: list[str], path_column: str
+) -> Iterator[tuple[str, str]]:
     """With a header, columns may stand in any order and fields may be quoted."""
-    first_line = text.partition("\n")[0]
-    delimiter = next(mark for mark in "\t;," if mark in first_line)
     path_at = header.index(path_column)
     rows: list[list[str]] = []
     lines: list[int] = []
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
-    began = 1
+    table = (f"{line}\n" for line in all_lines[first:])
+    reader = csv.reader(table, delimiter=_delimiter(all_lines[first]), skipinitialspace=True)
+    began = first + 1
     try:
         for row in reader:
-            if began > 1 and any(field.strip() for field in row):
+            if began > first + 1 and any(field.strip() for field in row):
                 if len(row) <= path_at:
                     raise UserError(f"{file}, line {began}: {len(row)} fields, but the path is in field {path_at + 1}")
                 rows.append(row)
                 lines.append(began)
-            began = reader.line_num + 1
+            began = first + reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{file}, line {began}: {error}; is a quote not closed?") from None
     label_at = _label_column(file, header, path_column, rows)
@@ -124,6 +162,11 @@ def _label_column(file: Path, header: list[str], path_column: str, rows: list[li
     """
     others = [column for column in header if column not in ("", path_column)]  # an index may be written without a name
     known = [column for column in LABEL_COLUMNS if column in others]
+    if known and "split" in others:
+        warnings.warn(
+            f"the column split of {file} is not looked at, all its rows are taken: make a list for each part",
+            stacklevel=2,
+        )
     if known:
         return header.index(known[0])
     if len(others) == 1 and others[0] not in (*PATH_COLUMNS, "split"):
@@ -141,8 +184,8 @@ def _label_column(file: Path, header: list[str], path_column: str, rows: list[li
     return None
 
 
-def _number(labels: list[str], file: Path) -> tuple[Tensor | None, tuple[str, ...] | None]:
-    """Whole numbers are kept (large ones renumbered); words are numbered in sorted order; a missing label is -1."""
+def _number(labels: list[str], file: Path, keep: bool) -> tuple[Tensor | None, tuple[str, ...] | None]:
+    """Whole numbers from 0 on are kept, others and words are numbered in order; a missing label is -1."""
     present = {label for label in labels if label}
     if not present:
         return None, None
@@ -152,10 +195,10 @@ def _number(labels: list[str], file: Path) -> tuple[Tensor | None, tuple[str, ..
         numbers = torch.tensor([int(label) if label else -1 for label in labels])
         if int(numbers.min()) < -1:
             raise UserError(f"{file}: the label {int(numbers.min())} is negative (only -1 is allowed, for unknown)")
-        if int(numbers.max()) < LARGEST_CLASS:
-            return numbers, None
-        # Identifiers rather than class numbers: they would size tables of votes, so they are numbered densely.
         known = numbers[numbers >= 0].unique()
+        if len(known) == int(numbers.max()) + 1 or (keep and int(numbers.max()) < LARGEST_CLASS):
+            return numbers, None
+        # With gaps they would be as many classes as the largest says: heads and tables of votes, and wrong top-5.
         dense = torch.where(numbers < 0, -1, torch.searchsorted(known, numbers.clamp_min(int(known[0]))))
         return dense, tuple(str(label) for label in known.tolist())
     classes = tuple(sorted(present))

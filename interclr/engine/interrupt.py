@@ -43,3 +43,21 @@ class Interruption:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def term_as_interrupt() -> Iterator[None]:
+    """A scheduler's TERM is as Ctrl-C, so that what is half done is cleared away; a run that trains handles both."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread: somebody else looks after signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

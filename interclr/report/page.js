@@ -657,7 +657,7 @@
         make("div", { class: "pairs" }, ...exact.shown.map((group) => make("div", { class: "pair" }, `${group.count} copies`,
           make("div", { class: "pictures" }, ...group.images.map((i) => picture(i, { below: images.names[i] }))))))));
       if (images.near.count) stack.append(make("div", { class: "card" }, make("h3", {}, "Nearest pairs"),
-        make("p", { class: "muted" }, `Not equal pixel for pixel, and closest to the network: the first ${images.near.shown.length} of ${images.near.count.toLocaleString("en")} pairs. All of them, with file names and cosines, are in ${images.table} beside this page.`),
+        make("p", { class: "muted" }, `Not equal pixel for pixel, and closest to the network: the first ${images.near.shown.length} of ${images.near.count.toLocaleString("en")} pairs of an image and its nearest other. All of them, with file names and cosines, are in ${images.table} beside this page.`),
         make("div", { class: "pairs" }, ...images.near.shown.map((pair) => make("div", { class: "pair" }, `cosine ${pair.cosine.toFixed(4)}`,
           make("div", { class: "pictures" }, ...pair.images.map((i) => picture(i, { below: images.names[i] }))))))));
       if (images.outliers.length) stack.append(make("div", { class: "card" }, make("h3", {}, "Outliers"),

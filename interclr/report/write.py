@@ -64,7 +64,9 @@ def report(
         csv.writer(text, lineterminator="\n").writerows([("kind", "cosine", "image", "other"), *pairs])
         write_bytes(table, text.getvalue().encode("utf-8", "surrogateescape"))
         exact = sum(kind == "exact" for kind, *_ in pairs)
-        screen.say(f"duplicates: {table} ({exact:,} exact copies, then pairs from the closest on)")
+        compared, total = len(content["images"]["names"]), content["images"]["total"]
+        among = f" among {compared:,} of {total:,} images; interclr data check finds all" if compared < total else ""
+        screen.say(f"duplicates: {table} ({exact:,} exact copies{among}; then pairs, the closest first)")
     return target
 
 

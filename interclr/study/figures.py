@@ -76,7 +76,10 @@ def _bars(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) ->
         names = [cell["name"] for cell in cells]
         places = list(range(len(cells)))
         colours = ["C0" if name != study.paper.best else "C1" for name in names]
-        axes.bar(places, means, yerr=spreads if any(spreads) else None, capsize=4, width=0.62, color=colours)
+        for place, value, spread, colour in zip(places, means, spreads, colours, strict=True):
+            # Points, not bars: the axis does not begin at 0, and lengths of bars would be read as shares.
+            axes.errorbar([place], [value], yerr=[spread] if spread else None, fmt="o", capsize=4, color=colour)
+        axes.set_xlim(-0.6, len(cells) - 0.4)
         low, high = (
             min(m - s for m, s in zip(means, spreads, strict=True)),
             max(m + s for m, s in zip(means, spreads, strict=True)),

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import torch
 from interclr.config import dump
 from interclr.engine import pretrain
 from interclr.engine.dataset import open_training_source
+from interclr.engine.interrupt import term_as_interrupt
 from interclr.run.files import write_text
 from interclr.run.folder import Run
 from interclr.screen import Screen, TrainingBar, duration
@@ -225,7 +225,7 @@ class Work:
     def run(self) -> None:
         alone = [cell for cell in self.pending() if cell.key in self.own_process]
         together = [cell for cell in self.pending() if cell.key not in self.own_process]
-        with _term_as_interrupt():
+        with term_as_interrupt():
             if self.jobs == 1:
                 self._in_processes(alone, 1)
                 self._here(together)
@@ -308,24 +308,6 @@ class Work:
         self.screen.warn(
             f"{cell.name}, seed {cell.seed} failed, the others go on: {' '.join(str(error).split())[:300]}"
         )
-
-
-@contextmanager
-def _term_as_interrupt() -> Iterator[None]:
-    """A scheduler's TERM between cells or while processes run is as Ctrl-C; within a cell the run handles both."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: somebody else looks after signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class CellScreen(Screen):

@@ -159,11 +159,11 @@ def test_fingerprint_follows_names_and_labels_not_the_place(tmp_path: Path) -> N
     ("text", "labels", "classes"),
     [
         ("sub/a b.png\nc,d.png\n", None, None),
-        ("sub/a b.png 3\nc,d.png 0\n", [3, 0], None),
-        ("sub/a b.png\t3\nc,d.png\t-1\n", [3, -1], None),
+        ("sub/a b.png 3\nc,d.png 0\n", [1, 0], ("0", "3")),
+        ("sub/a b.png\t3\nc,d.png\t-1\n", [0, -1], ("3",)),
         ("sub/a b.png,cat\r\nc,d.png,\r\n", [0, -1], ("cat",)),
         ('path,label\nsub/a b.png,zebra\n"c,d.png",big ape\n', [1, 0], ("big ape", "zebra")),
-        ('label;extra;path\n7;x;sub/a b.png\n8;y;"c,d.png"\n', [7, 8], None),
+        ('label;extra;path\n7;x;sub/a b.png\n8;y;"c,d.png"\n', [0, 1], ("7", "8")),
         ("\ufefffiles to use\n# a comment\n\nsub/a b.png cat,0.9\n'c,d.png' dog\n", [0, 1], ("cat", "dog")),
     ],
 )

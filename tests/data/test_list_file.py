@@ -98,3 +98,52 @@ def test_columns_that_are_not_understood_are_named(tmp_path: Path, text: str, co
 
 def test_an_index_without_a_name_is_no_label(tmp_path: Path) -> None:
     assert open_list(listed(tmp_path, ",path\n0,a.png\n1,b.png\n")).labels is None
+
+
+@pytest.mark.parametrize(
+    ("text", "classes"),
+    [
+        ('a.png,"cat, big"\nb.png,"cat, small"\n', ("cat, big", "cat, small")),
+        ('"a.png","say ""hi"""\n"b.png","x"\n', ('say "hi"', "x")),
+        ("a.png;'cat; big'\nb.png;'cat; small'\n", ("cat; big", "cat; small")),
+        ('# exported\n\npath, label\na.png, "owl"\nb.png, wren\n', ("owl", "wren")),
+        ("filepath,split,label\na.png,train,owl\nb.png,test,wren\n", ("owl", "wren")),
+        ("image_url\tid\tlabel\na.png\t17\towl\nb.png\t18\twren\n", ("owl", "wren")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the column split")
+def test_labels_are_whole_fields_of_the_right_column(tmp_path: Path, text: str, classes: tuple[str, ...]) -> None:
+    source = open_list(listed(tmp_path, text))
+    assert source.classes == classes
+    assert source.labels is not None
+    assert source.labels.tolist() == [0, 1]
+
+
+def test_a_column_of_splits_is_told_where_it_is_not_looked_at(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="the column split of .* is not looked at"):
+        open_list(listed(tmp_path, "path,label,split\na.png,owl,train\nb.png,wren,test\n"))
+
+
+def test_numbers_with_gaps_are_as_many_classes_as_there_are(tmp_path: Path) -> None:
+    text = "a.png 3\nb.png 900\na.png 17\nb.png -1\n"
+    source = open_list(listed(tmp_path, text))
+    assert source.labels is not None
+    assert source.labels.tolist() == [0, 2, 1, -1]
+    assert source.classes == ("3", "17", "900")
+    kept = open_list(listed(tmp_path, text), keep_numbers=True)
+    assert kept.labels is not None
+    assert kept.labels.tolist() == [3, 900, 17, -1]
+
+
+@pytest.mark.parametrize("name", ["a\u2028b.png", "a\u0085b.png", "#c.png"])
+def test_rare_characters_in_names(tmp_path: Path, name: str) -> None:
+    listed(tmp_path, "")
+    (tmp_path / name).write_bytes((tmp_path / "a.png").read_bytes())
+    for text in (f"{name} 0\nb.png 1\n", f"path,label\n{name},0\nb.png,1\n"):
+        source = open_list(listed(tmp_path, text))
+        assert [source.name_of(row) for row in range(2)] == [name, "b.png"]
+
+
+def test_a_first_line_that_names_a_file_without_an_extension_is_not_a_header(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="line 1: no image path"):
+        open_list(listed(tmp_path, "../flat/noext\na.png\n"))
