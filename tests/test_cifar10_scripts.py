@@ -321,11 +321,11 @@ def test_a_finished_run_is_trained_again_only_up_to_the_checkpoint_that_is_neede
     assert made.can_start(child)
     assert made.is_again(child)
     lines = tmp_path / "work/tiny/parent-s0/metrics.jsonl"
-    logged = lines.read_text().splitlines(keepends=True)
-    assert made.can_start_now(child, parent)
-    lines.write_text("".join(line for line in logged if json.loads(line)["step"] <= 8))  # not beyond the checkpoint yet
+    logged = [line for line in lines.read_text().splitlines() if json.loads(line)["step"] <= 8]
+    lines.write_text("\n".join([*logged, ""]))  # not beyond the checkpoint yet
     assert not made.can_start_now(child, parent)
-    lines.write_text("".join(logged))
+    lines.write_text("\n".join([*logged, json.dumps({"step": 10, "epoch": 2.5, "loss": 1.0}), ""]))
+    assert made.can_start_now(child, parent)
     (tmp_path / "work/tiny/parent-s0/command.txt").write_text("of other settings, to be deleted")
     assert not made.can_start_now(child, parent)
     record.write_text(json.dumps({"error": "of an earlier try"}))
