@@ -237,6 +237,7 @@ def embed(
 
     from interclr.data.builtin import open_source
     from interclr.data.reading import Unreadable
+    from interclr.data.subset import readable_rows
     from interclr.data.views import largest_side
     from interclr.engine.build import choose_device
     from interclr.evaluate.base import Context, embed_source
@@ -255,7 +256,7 @@ def embed(
     if unreadable.reasons:
         many = f"{len(unreadable.reasons)} of {len(source)} images are unreadable"
         context.screen.warn(f"{many}, the first is {unreadable.first}")
-        known = features[kept := unreadable.readable_rows(source)]
+        known = features[kept := readable_rows(source, unreadable.reasons)]
         features = torch.full_like(features, float("nan"))
         features[kept] = known
     tensors = {"features": features}

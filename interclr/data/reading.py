@@ -38,10 +38,6 @@ class Unreadable:
         """One of them with its reason, for messages."""
         return next((f"{name}: {reason}" for name, reason in self.reasons.items()), "none")
 
-    def readable_rows(self, source: Source) -> list[int]:
-        """Rows of ``source`` that are none of these."""
-        return [row for row in range(len(source)) if source.name_of(row) not in self.reasons]
-
 
 def read_or_reason(source: Source, row: int) -> Tensor | UnreadableImage:
     try:

@@ -12,11 +12,16 @@ from torch import Tensor
 from interclr.data.source import Source
 
 
+def readable_rows(source: Source, unreadable: Collection[str]) -> list[int]:
+    """Rows of ``source`` that have none of these names."""
+    return [row for row in range(len(source)) if source.name_of(row) not in unreadable]
+
+
 def readable_part(source: Source, unreadable: Collection[str]) -> Source:
     """``source`` without the images of these names; itself where it has none of them."""
     if not unreadable:
         return source
-    rows = [row for row in range(len(source)) if source.name_of(row) not in unreadable]
+    rows = readable_rows(source, unreadable)
     return source if len(rows) == len(source) else Subset(source, rows)
 
 

@@ -12,7 +12,7 @@ from interclr.config import Settings
 from interclr.data.views import Views
 from interclr.engine.step import Plan, TrainStep
 from interclr.intra.base import Margin
-from interclr.learner import Learner
+from interclr.learner import InterConfig, Learner
 from interclr.optim import REFERENCE_BATCH
 from interclr.types import UserError
 
@@ -62,16 +62,21 @@ def build_learner(settings: Settings, images: int) -> Learner:
         intra.synchronise_norm()
     if inter is None and not intra.uses_bank:
         return Learner(intra)
-    momentum = intra.bank_momentum
-    if inter is not None and inter.bank_momentum is not None:
-        momentum = inter.bank_momentum
-    dtype = torch.bfloat16 if inter is not None and inter.bank_dtype == "bfloat16" else torch.float32
+    momentum, numbers = bank_kind(inter, intra.bank_momentum)
+    dtype = torch.bfloat16 if numbers == "bfloat16" else torch.float32
     clusters = int(inter.clusters) if inter is not None else 0
     generator = torch.Generator().manual_seed(settings.seed)
     bank = MemoryBank(images, intra.dim, clusters, momentum, dtype, generator)
     if inter is None:
         return Learner(intra, bank)
     return Learner(intra, bank, inter.labels.build(), inter.sampler.build(), inter)
+
+
+def bank_kind(inter: InterConfig | None, momentum: float) -> tuple[float, str]:
+    """ω and number format of the bank, where ``momentum`` suits the method."""
+    if inter is None or inter.intra_weight == 1:
+        return momentum, "float32"
+    return inter.bank_momentum or momentum, inter.bank_dtype
 
 
 def build_views(settings: Settings, learner: Learner, device: torch.device) -> Views:

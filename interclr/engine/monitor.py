@@ -10,7 +10,7 @@ from interclr.data.canvas import Canvas
 from interclr.data.reading import Unreadable
 from interclr.data.source import Source
 from interclr.data.stream import in_order
-from interclr.data.subset import Subset
+from interclr.data.subset import Subset, readable_rows
 from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData
 from interclr.engine.step import PRECISIONS
@@ -67,7 +67,7 @@ class Monitor:
         labels = labels.to(features.device)
         if not met.reasons or isinstance(images, Canvas):
             return features, labels
-        kept = met.readable_rows(images)
+        kept = readable_rows(images, met.reasons)
         return features[kept], labels[kept]
 
     def knn_of_pixels(self) -> float | None:

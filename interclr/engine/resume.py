@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from interclr.config import Settings, settings_from
+from interclr.engine.build import bank_kind
 from interclr.learner import InterConfig
 from interclr.types import UserError
 
@@ -24,6 +25,10 @@ def compared(settings: Settings) -> dict[str, Any]:
     return {key: value for key, value in _flat(settings.model_dump(mode="json")).items() if not key.startswith(FREE)}
 
 
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [key for key in {**one, **other} if one.get(key) != other.get(key)]
+
+
 def settings_of(saved: str) -> Settings:
     return settings_from(yaml.safe_load(saved))
 
@@ -31,8 +36,7 @@ def settings_of(saved: str) -> Settings:
 def changed_settings(saved: str, now: Settings) -> list[str]:
     """``key: old → new`` for every setting that changes the result. Raises where the run could not be continued."""
     before, after = compared(settings_of(saved)), compared(now)
-    differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    lines = {key: f"{key}: {before.get(key)} → {after.get(key)}" for key in differing}
+    lines = {key: f"{key}: {before.get(key)} → {after.get(key)}" for key in differing(before, after)}
     fatal = [line for key, line in lines.items() if key.startswith(FIXED)]
     if _head(before) != _head(after):  # weights of its own, there from the first step on
         fatal.append(f"inter.head: {_head(before)} → {_head(after)}")
@@ -50,11 +54,7 @@ def _head(flat: dict[str, Any]) -> str:
 def own_bank(settings: Settings) -> tuple[float, str] | None:
     """ω and number format of a bank that is at work before the inter branch begins (NPID's); None: there is none."""
     momentum = getattr(settings.method, "bank_momentum", None)
-    if momentum is None:
-        return None
-    if settings.inter is None or settings.inter.intra_weight == 1:
-        return momentum, "float32"
-    return settings.inter.bank_momentum or momentum, settings.inter.bank_dtype
+    return None if momentum is None else bank_kind(settings.inter, momentum)
 
 
 def start_of_inter(saved: str, now: Settings) -> InterConfig | None:

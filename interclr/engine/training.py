@@ -20,7 +20,7 @@ from interclr.engine.dataset import TrainingData
 from interclr.engine.interrupt import Interruption
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor, describe
-from interclr.engine.resume import changed_settings, compared, own_bank, settings_of, start_of_inter
+from interclr.engine.resume import changed_settings, compared, differing, own_bank, settings_of, start_of_inter
 from interclr.engine.step import CLUSTER_STREAM
 from interclr.engine.waiting import DataWait
 from interclr.run import checkpoint
@@ -57,12 +57,11 @@ def same_settings_on_all_ranks(settings: Settings) -> None:
     """Replicas of other rates, or banks of other clusters, would drift apart without a word."""
     values = dist.gathered(compared(settings))
     for rank, other in enumerate(values):
-        for key in {**values[0], **other}:
-            if other.get(key) != values[0].get(key):
-                raise UserError(
-                    f"process {rank} has {key}={other.get(key)}, process 0 has {values[0].get(key)}: start all "
-                    "processes with the same recipe and settings"
-                )
+        for key in differing(values[0], other):
+            raise UserError(
+                f"process {rank} has {key}={other.get(key)}, process 0 has {values[0].get(key)}: start all processes "
+                "with the same recipe and settings"
+            )
 
 
 class Training:
