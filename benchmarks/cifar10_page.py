@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cifar10 import RECORDS
+from cifar10_asked import asked_section
 from cifar10_plan import PLAN, ROOT, Group, read_plan
 from cifar10_record import Record, failures_of, line_of
 from cifar10_results import (
@@ -23,6 +24,7 @@ from cifar10_results import (
     Results,
     arranged,
     beyond,
+    chance,
     change,
     drawing,
     either,
@@ -31,17 +33,14 @@ from cifar10_results import (
     one_line,
     protocol,
     rows_of,
-    spread,
     standard_error,
 )
-from cifar10_study import STUDY, curve_section, draw_study, observations
+from cifar10_study import OBSERVED, curve_section, draw_study, observations
 from matplotlib.axes import Axes
-from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from interclr.types import UserError
 
-MAIN, CURVES = "main", "cifar10-curves.png"
-BARS = {"mocov2": 84.0, "mocov2-interclr": 86.0, "byol": 87.0, "byol-interclr": 89.0}  # k-NN, asked for at least
+MAIN = "main"
 CONTEXT = (
     # method, lightly's k-NN: batch 128 for 200 epochs, batch 512 for 800; solo-learn's linear probe: 1,000 epochs
     ("MoCo v2", 83.8, 89.9, 92.94),
@@ -95,17 +94,26 @@ def differing(trees: list[Record], prefix: str = "") -> list[str]:
 # Sections.
 
 
-def main_section(results: Results) -> list[str]:
-    lines = ["## With and without the inter branch", "", *conditions(results)]
-    table = []
-    for run in results.runs:
-        knn = list(results.values(run, KNN).values())
-        bar = BARS.get(run)
-        verdict = ""
-        if bar is not None and knn:
-            verdict = f"≥ {bar:g}: " + ("reached" if statistics.mean(knn) >= bar else "missed")
-        table.append((run, str(len(results.runs[run])), spread(knn, ".2f"), verdict, results.cell(run, LINEAR)))
-    lines += rows_of(("run", "seeds", "k-NN", "k-NN asked for", "linear"), table)
+def about(results: Results, group: Group | None) -> list[str]:
+    """What the plan says of a group, and which of its runs are still to be made."""
+    if group is None:
+        return []
+    missing = {
+        name: [str(seed) for seed in group.seeds if seed not in results.runs.get(name, {})] for name in group.runs
+    }
+    told = [f"{name} ({'all seeds' if len(seeds) == len(group.seeds) else 'seed ' + ', '.join(seeds)})"
+            for name, seeds in missing.items() if seeds]  # fmt: skip
+    lines = [*group.about.strip().splitlines(), ""] if group.about else []
+    return lines + ([f"Planned, and without a finished record yet: {', '.join(told)}.", ""] if told else [])
+
+
+def main_section(results: Results, group: Group | None) -> list[str]:
+    lines = ["## With and without the inter branch", "", *about(results, group), *conditions(results)]
+    table = [
+        (run, str(len(by_seed)), results.cell(run, KNN), results.cell(run, LINEAR))
+        for run, by_seed in results.runs.items()
+    ]
+    lines += rows_of(("run", "seeds", "k-NN", "linear"), table)
     lines += [
         "Linear: top-1 in percent of a linear probe on frozen features; stage and learning rate are chosen on a tenth",
         "of the training images.",
@@ -129,30 +137,44 @@ def _paired(results: Results) -> list[str]:
     header = ("method", "common seeds", "k-NN", "beyond 2 s.e.", "linear", "beyond 2 s.e.")
     lines = ["InterCLR minus plain, seed by seed, in points; ± is the standard error of the mean difference:", ""]
     lines += rows_of(header, table)
-    if seeds > 1:
-        chance = 2 * float(student.sf(2, seeds - 1))
+    return [*lines, *chance(seeds), *[""] * (seeds > 1)]
+
+
+def _parents(results: Results) -> list[str]:
+    """Which halves of the pairs above are really shared: a parent trained again may have come out as before, or not."""
+    same, other = [], []
+    for run, by_seed in results.runs.items():
+        again = [seed for seed, record in by_seed.items() if (record["from"] or {}).get("again")]
+        alike = [seed for seed in again if _as_before(by_seed[seed], results.runs)]
+        for seeds, told in ((alike, same), ([seed for seed in again if seed not in alike], other)):
+            if seeds:
+                told.append(f"{run} (seed {', '.join(str(seed) for seed in seeds)})")
+    lines = []
+    if same:
         lines += [
-            f"With {seeds} seeds, where there is no difference at all, chance alone goes beyond two standard errors in "
-            f"{100 * chance:.0f} % of cases (Student's t).",
+            f"{', '.join(same)}: the plain run's first half was trained again for its checkpoint, and came out as "
+            "before, epoch for epoch. The pairs share it.",
+            "",
+        ]
+    if other:
+        lines += [
+            f"{', '.join(other)}: the plain run's first half was trained again for its checkpoint, and came out "
+            "otherwise (other settings or another commit, see above and below). The pairs share their seed only, so "
+            "a difference has the noise of two whole runs in it.",
             "",
         ]
     return lines
 
 
-def _parents(results: Results) -> list[str]:
-    """Which halves of the pairs above are really shared."""
-    again = {
-        run: [str(seed) for seed, record in by_seed.items() if (record["from"] or {}).get("again")]
-        for run, by_seed in results.runs.items()
-    }
-    told = [f"{run} of seed {' and '.join(seeds)}" for run, seeds in again.items() if seeds]
-    if not told:
-        return []
-    return [
-        f"{', '.join(told)} continue a plain run that was trained again for its checkpoint: those pairs share their",
-        "seed and settings, not their first half, so a difference has the noise of two whole runs in it.",
-        "",
-    ]
+def _as_before(child: Record, runs: dict[str, dict[int, Record]]) -> bool:
+    """Whether the epochs that ``child`` has from its parent are those of the parent's record."""
+    start = child["from"]
+    parent = runs.get(start["run"], {}).get(child["seed"])
+    return parent is not None and all(
+        mine == theirs
+        for mine, theirs in zip(child["epochs"], parent["epochs"], strict=False)
+        if mine["epoch"] <= start["epoch"]
+    )
 
 
 def _context() -> list[str]:
@@ -196,9 +218,11 @@ def _low_labels(results: Results) -> list[str]:
     return [
         "## Few labels",
         "",
-        "Top-1 in percent on the test set. Images per class: linear SVMs on frozen features, mean of the draws; beside",
-        "them the mean average precision over all numbers of images. Shares of the training set: the whole network",
-        "fine-tuned. Differences are InterCLR minus plain ± standard error.",
+        "Top-1 in percent on the test set. Images per class: linear SVMs on frozen features, mean of five draws of",
+        "images; beside them the mean average precision over all numbers of images. Shares of the training set: the",
+        "whole network fine-tuned for 20 epochs, in smaller batches where a share has few images. The draws are the",
+        "same for all runs and seeds, so ± is what trainings differ by, not what other images would give. Differences",
+        "are InterCLR minus plain ± standard error.",
         "",
         *rows_of(("run", *titles), table),
     ]
@@ -210,12 +234,13 @@ def _curves(results: Results) -> list[str]:
         "",
         f"![k-NN over the epochs](images/{picture_of(results)})",
         "",
-        "Lines are means over seeds, bands reach from the lowest to the highest.",
+        "Lines are means over seeds, bands reach from the lowest to the highest. Nothing was chosen by them: the",
+        "figures above are the last epoch's.",
         "",
     ]
 
 
-def group_section(results: Results) -> list[str]:
+def group_section(results: Results, group: Group | None) -> list[str]:
     """Every run of a group beside its first."""
     baseline = results.baseline
     table = [
@@ -235,7 +260,7 @@ def group_section(results: Results) -> list[str]:
         *("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "by the inter branch (minus which)", "purity"),
         *("positives right", "negatives wrong", "seconds", "note"),
     )
-    lines = [f"## {results.group}", "", *conditions(results), *rows_of(header, table)]
+    lines = [f"## {results.group}", "", *about(results, group), *conditions(results), *rows_of(header, table)]
     if any("positives_right" in record["figures"] for record in results.records):
         lines += [
             "Positives right, negatives wrong: the share of an anchor's positives and negatives that are of its class.",
@@ -243,9 +268,9 @@ def group_section(results: Results) -> list[str]:
         ]
     if compared(results):
         lines += [f"![k-NN minus that of {baseline}](images/{picture_of(results)})", ""]
-    if results.group == STUDY:
-        lines += [*observations(results), *curve_section(results, CURVES)]
-    return lines
+    if results.group == OBSERVED:
+        lines += observations(results)
+    return lines + curve_section(results, curves_of(results))
 
 
 def note_of(record: Record) -> str:
@@ -345,6 +370,10 @@ def picture_of(results: Results) -> str:
     return f"cifar10-{results.group}.png"
 
 
+def curves_of(results: Results) -> str:
+    return f"cifar10-{results.group}-curves.png"
+
+
 def draw_curves(results: Results, path: Path) -> None:
     methods = [run for run in results.runs if run.removesuffix(INTER) not in results.pairs or run in results.pairs]
     with drawing(path, columns=len(methods), width=4.4, height=3.6) as panels:
@@ -391,16 +420,24 @@ def page(groups: list[Results], records: list[Record], plan: dict[str, Group]) -
         "# Results on CIFAR-10",
         "",
         "Written by `benchmarks/cifar10_page.py` from the records in `results/cifar10`: one for each run, with its",
-        "settings, figures of every epoch, and the commit and the command that repeat it. `benchmarks/cifar10.yaml`",
-        "lists the runs, `python benchmarks/cifar10.py GROUP` makes them. None is left out: those that failed, or were",
-        "not measured to the end, stand at the end.",
+        "settings, figures of every epoch, and the commit and the command that repeat it. No run is left out: those",
+        "that failed, or were not measured to the end, stand at the end.",
+        "",
+        "`benchmarks/cifar10.yaml` lists the runs. To make those of a group that have no record yet, or more seeds of",
+        "some of them, and the page anew (a run that continues another whose checkpoint is not at hand trains that",
+        "again first):",
+        "",
+        "    interclr data get cifar10",
+        "    python benchmarks/cifar10.py GROUP [RUN …] [--seeds 3,4] [--jobs 2] [--work FOLDER]",
+        "    python benchmarks/cifar10_page.py",
         "",
     ]
     missing = [group for group in plan if group not in {results.group for results in groups}]
     if missing:
         lines += [f"Groups of the plan without finished runs yet: {', '.join(missing)}.", ""]
+    lines += asked_section({results.group: results for results in groups}, MAIN) if groups else []
     for results in groups:
-        lines += (main_section if results.group == MAIN else group_section)(results)
+        lines += (main_section if results.group == MAIN else group_section)(results, plan.get(results.group))
     if groups:
         lines += cost_section(groups)
     lines += unmeasured_section(records)
@@ -430,8 +467,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for results in groups:
         draw = draw_curves if results.group == MAIN else draw_differences
         draw(results, given.page.parent / "images" / picture_of(results))
-        if results.group == STUDY:
-            draw_study(results, given.page.parent / "images" / CURVES)
+        draw_study(results, given.page.parent / "images" / curves_of(results))
     return 0
 
 

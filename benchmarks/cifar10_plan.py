@@ -33,6 +33,7 @@ class Entry(Config):
 
 
 class Group(Config):
+    about: str = ""  # stands above the group's table: why it was run, what was found, how to read it
     runs: Annotated[dict[str, Entry], Field(min_length=1)]
     common: tuple[str, ...] = ()
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)

@@ -17,11 +17,13 @@ from cifar10_plan import Group
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from interclr.evaluate.plots import STYLE
 from interclr.types import UserError
 
 INTER = "-interclr"
+NO_NEGATIVES = ("byol", "simsiam")  # so their branch's sampler and margin change nothing
 Measure = Callable[[Record], float | None]
 
 
@@ -66,9 +68,10 @@ def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     """The settings of a run's inter branch, and all others that change what is computed."""
     settings = next(iter(by_seed.values()))["settings"]
     branch, method = settings["inter"], dict(settings["method"])
-    if (
-        method["name"] == "npidv2"
-    ):  # a branch that begins at once fills the bank; older records do not say how it starts
+    if branch is not None and method["name"] in NO_NEGATIVES:
+        branch = {key: value for key, value in branch.items() if key not in ("sampler", "margin")}
+    if method["name"] == "npidv2":
+        # A branch that begins at once fills the bank; older records do not say how it starts.
         filled = branch is not None and branch.get("warmup_epochs") == 0
         method["bank_start"] = "features" if filled else method.get("bank_start", "random")
     data = [settings["data"].get(key) for key in ("batch", "hold_out", "image_size")]
@@ -141,6 +144,17 @@ def beyond(values: Sequence[float]) -> str:
     if error is None:
         return "–"
     return "yes" if abs(statistics.mean(values)) > 2 * error else "no"
+
+
+def chance(seeds: int) -> list[str]:
+    """How much "beyond two standard errors" says of so many seeds."""
+    if seeds < 2:
+        return []
+    share = 100 * 2 * float(student.sf(2, seeds - 1))
+    return [
+        f"With {seeds} seeds, where there is no difference at all, chance alone goes beyond two standard errors in "
+        f"{share:.0f} % of cases (Student's t)."
+    ]
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
