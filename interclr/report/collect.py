@@ -182,7 +182,8 @@ def _content(
     layout, method = flatten(gallery.features[mapped].numpy(), screen)
     with screen.working("comparing images"):
         cosine, nearest = findings.neighbours(gallery.features)
-        near = findings.near_pairs(cosine, nearest, gallery.digests)
+        near = findings.near_copies(torch.stack(gallery.tiny), gallery.digests)
+        alike = findings.alike_pairs(cosine, nearest, gallery.digests, near)
     content: Content = {
         "total": total,
         "count": len(gallery),
@@ -199,25 +200,28 @@ def _content(
         },
         "queries": findings.spread_over_classes(findings.QUERIES, labels, len(gallery), 1),
         "exact": findings.exact_duplicates(gallery.digests),
-        "near": findings.near_duplicates(near),
+        "near": findings.closest(near),
+        "alike": findings.closest(alike),
         "outliers": findings.outliers(cosine),
         "clusters": findings.clusters(clustered.bank, labels),
         "negatives": _positions_of_negatives(negatives, position),
     }
     content["large"] = _large(gallery, content, nearest)
-    content["duplicates"] = _duplicates(gallery, near)
+    content["duplicates"] = _duplicates(gallery, near, alike)
     return content
 
 
-def _duplicates(gallery: Gallery, near: list[tuple[int, int, float]]) -> list[tuple[str, str, str, str]]:
-    """All pairs, for a table beside the page: copies, then from the closest on. What is near people have to say."""
+def _duplicates(gallery: Gallery, near: findings.Pairs, alike: findings.Pairs) -> list[tuple[str, str, str, str]]:
+    """All pairs, for a table beside the page: copies, near copies, and what the network finds alike."""
     names = [gallery.source.name_of(row) for row in gallery.rows]  # to find the files by, whatever bytes they have
     rows = [
         ("exact", "1.0000", names[first], names[copy])
         for first, *copies in findings.equal_groups(gallery.digests)
         for copy in copies
     ]
-    return rows + [("near", f"{value:.4f}", names[one], names[other]) for one, other, value in near]
+    for kind, pairs in (("near", near), ("alike", alike)):
+        rows += [(kind, f"{value:.4f}", names[one], names[other]) for (one, other), value in pairs.items()]
+    return rows
 
 
 def _positions_of_negatives(negatives: Content | None, position: dict[int, int]) -> Content | None:
@@ -238,7 +242,7 @@ def _large(gallery: Gallery, content: Content, nearest: Tensor) -> dict[str, str
         return {}
     wanted: set[int] = {*content["queries"], *(entry["image"] for entry in content["outliers"])}
     wanted.update(nearest[content["queries"]].flatten().tolist())
-    wanted.update(i for pair in content["near"]["shown"] for i in pair["images"])
+    wanted.update(i for name in ("near", "alike") for pair in content[name]["shown"] for i in pair["images"])
     wanted.update(i for group in content["exact"]["shown"] for i in group["images"])
     wanted.update(i for entry in content["clusters"]["shown"].values() for i in entry["members"])
     for anchor in (content["negatives"] or {"anchors": []})["anchors"]:

@@ -18,7 +18,7 @@ from interclr.data.canvas import on_canvas
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
-from interclr.report.thumbnails import square
+from interclr.report.thumbnails import square, tiny
 from interclr.screen import Screen
 from interclr.types import Images
 
@@ -34,6 +34,7 @@ class Gallery:
     rows: list[int] = field(default_factory=list)
     squares: list[Image.Image] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # of the pixels: equal for exact duplicates
+    tiny: list[Tensor] = field(default_factory=list)  # (3, t, t) uint8: nearly equal for near ones
     unreadable: int = 0
     features: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # (M, F), on the CPU
 
@@ -83,13 +84,14 @@ def read_gallery(
 
 
 def _batches(gallery: Gallery, rows: list[int]) -> Iterator[Images]:
-    def look(row: int) -> tuple[int, Tensor, Image.Image, bytes] | None:
+    def look(row: int) -> tuple[int, Tensor, Image.Image, bytes, Tensor] | None:
         try:
             pixels = gallery.source.read(row)
         except UnreadableImage:
             return None
         content = f"{tuple(pixels.shape)}".encode() + pixels.contiguous().numpy().tobytes()
-        return row, pixels, square(pixels, gallery.side), hashlib.blake2b(content, digest_size=16).digest()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        return row, pixels, square(pixels, gallery.side), digest, tiny(pixels)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # PIL decodes outside the interpreter lock
         for start in range(0, len(rows), BATCH):
@@ -98,8 +100,10 @@ def _batches(gallery: Gallery, rows: list[int]) -> Iterator[Images]:
             gallery.unreadable += len(part) - len(seen)
             if not seen:
                 continue
-            gallery.rows += [row for row, _, _, _ in seen]
-            gallery.squares += [thumbnail for _, _, thumbnail, _ in seen]
-            gallery.digests += [digest for _, _, _, digest in seen]
-            pixels, size = on_canvas([image for _, image, _, _ in seen], 32)
-            yield Images(torch.tensor([row for row, _, _, _ in seen]), pixels, size)
+            part, images, squares, digests, small = (list(column) for column in zip(*seen, strict=True))
+            gallery.rows += part
+            gallery.squares += squares
+            gallery.digests += digests
+            gallery.tiny += small
+            pixels, size = on_canvas(images, 32)
+            yield Images(torch.tensor(part), pixels, size)

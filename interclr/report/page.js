@@ -656,10 +656,14 @@
         make("p", { class: "muted" }, `${exact.surplus.toLocaleString("en")} surplus cop${exact.surplus === 1 ? "y" : "ies"} in ${exact.groups.toLocaleString("en")} group${exact.groups === 1 ? "" : "s"} of equal pixels.`),
         make("div", { class: "pairs" }, ...exact.shown.map((group) => make("div", { class: "pair" }, `${group.count} copies`,
           make("div", { class: "pictures" }, ...group.images.map((i) => picture(i, { below: images.names[i] }))))))));
-      if (images.near.count) stack.append(make("div", { class: "card" }, make("h3", {}, "Nearest pairs"),
-        make("p", { class: "muted" }, `Not equal pixel for pixel, and closest to the network: the first ${images.near.shown.length} of ${images.near.count.toLocaleString("en")} pairs of an image and its nearest other. All of them, with file names and cosines, are in ${images.table} beside this page.`),
-        make("div", { class: "pairs" }, ...images.near.shown.map((pair) => make("div", { class: "pair" }, `cosine ${pair.cosine.toFixed(4)}`,
-          make("div", { class: "pictures" }, ...pair.images.map((i) => picture(i, { below: images.names[i] }))))))));
+      const pairs = (title, found, told, measure) => {
+        if (found.count) stack.append(make("div", { class: "card" }, make("h3", {}, title),
+          make("p", { class: "muted" }, `${told}: the first ${found.shown.length} of ${found.count.toLocaleString("en")} pairs. All of them, with file names, are in ${images.table} beside this page.`),
+          make("div", { class: "pairs" }, ...found.shown.map((pair) => make("div", { class: "pair" }, `${measure} ${pair.likeness.toFixed(4)}`,
+            make("div", { class: "pictures" }, ...pair.images.map((i) => picture(i, { below: images.names[i] }))))))));
+      };
+      pairs("Near duplicates", images.near, "Nearly the same picture by its pixels, as when it is resized, compressed again or made brighter", "correlation");
+      pairs("Most alike", images.alike, "No copies by their pixels, and closest to the network, each image with its nearest other", "cosine");
       if (images.outliers.length) stack.append(make("div", { class: "card" }, make("h3", {}, "Outliers"),
         make("p", { class: "muted" }, "The lowest mean cosine to their own nearest neighbours, shown above each."),
         make("div", { class: "pictures" }, ...images.outliers.map((entry) => picture(entry.image, { above: cosineText(entry.cosine, 3), below: caption(entry.image) })))));

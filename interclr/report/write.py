@@ -61,12 +61,16 @@ def report(
     screen.say(f"report: {target} ({len(page) / 1e6:.1f} MB)")
     if pairs:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([("kind", "cosine", "image", "other"), *pairs])
+        csv.writer(text, lineterminator="\n").writerows([("kind", "likeness", "image", "other"), *pairs])
         write_bytes(table, text.getvalue().encode("utf-8", "surrogateescape"))
-        exact = sum(kind == "exact" for kind, *_ in pairs)
+        exact, near = (sum(found == kind for found, *_ in pairs) for kind in ("exact", "near"))
         compared, total = len(content["images"]["names"]), content["images"]["total"]
-        among = f" among {compared:,} of {total:,} images; interclr data check finds all" if compared < total else ""
-        screen.say(f"duplicates: {table} ({exact:,} exact copies{among}; then pairs, the closest first)")
+        among = (
+            f" among {compared:,} of {total:,} images; interclr data check finds all exact ones"
+            if compared < total
+            else ""
+        )
+        screen.say(f"duplicates: {table} ({exact:,} exact and {near:,} near copies{among}; then what is most alike)")
     return target
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance
 from report_runs import (
     HOSTILE_CLASS,
     HOSTILE_NAMES,
@@ -220,23 +221,53 @@ def test_damaged_checkpoints_leave_the_backbone(finished: Path, tmp_path: Path) 
 def test_copies_are_found(tmp_path: Path, out: Path) -> None:
     folder = write_images(tmp_path / "images", 12)
     shutil.copy(folder / "003.png", folder / "copy.png")
+    coarse = np.random.default_rng(0).integers(0, 200, (5, 5, 3), dtype=np.uint8)
+    picture = Image.fromarray(coarse).resize((40, 40))
+    picture.save(folder / "005.png")
+    ImageEnhance.Brightness(picture).enhance(1.2).resize((60, 52)).save(folder / "larger.jpg", quality=70)
     train(tiny(f"data.source={folder}", "data.batch=4", "schedule.epochs=1"), out)
     images = made(out)["images"]
     exact = images["exact"]
     assert (exact["groups"], exact["surplus"]) == (1, 1)
     assert sorted(images["names"][i] for i in exact["shown"][0]["images"]) == ["003.png", "copy.png"]
-    assert all(set(pair["images"]) != set(exact["shown"][0]["images"]) for pair in images["near"]["shown"])
+    assert images["near"]["count"] == 1
+    assert sorted(images["names"][i] for i in images["near"]["shown"][0]["images"]) == ["005.png", "larger.jpg"]
+    copies = [set(pair["images"]) for pair in (*exact["shown"], *images["near"]["shown"])]
+    assert all(set(pair["images"]) not in copies for pair in images["alike"]["shown"])
     cluster = numbers(images["cluster"], "<i4")
     assert len({cluster[i] for i in exact["shown"][0]["images"]}) == 1
     with open(out / "duplicates.csv", newline="") as file:
-        header, first, *others = csv.reader(file)
-    assert header == ["kind", "cosine", "image", "other"]
+        header, first, second, *others = csv.reader(file)
+    assert header == ["kind", "likeness", "image", "other"]
     assert first == ["exact", "1.0000", "003.png", "copy.png"]
-    assert {kind for kind, *_ in others} == {"near"}
-    assert len(others) == images["near"]["count"]
+    assert (second[0], {*second[2:]}) == ("near", {"005.png", "larger.jpg"})
+    assert {kind for kind, *_ in others} == {"alike"}
+    assert len(others) == images["alike"]["count"]
     values = [float(value) for _, value, *_ in others]
     assert values == sorted(values, reverse=True)
-    assert {*others[0][2:]} == {images["names"][i] for i in images["near"]["shown"][0]["images"]}
+    assert {*others[0][2:]} == {images["names"][i] for i in images["alike"]["shown"][0]["images"]}
+
+
+def test_near_copies_are_those_that_correlate() -> None:
+    generator = torch.Generator().manual_seed(0)
+    kinds = torch.randint(0, 200, (6, 3, 4, 4), generator=generator)
+    noise = torch.randint(-24, 24, (24, 3, 4, 4), generator=generator)
+    tints = torch.randint(0, 30, (24, 3, 1, 1), generator=generator)
+    pictures = (kinds[torch.arange(24) % 6] + noise + tints).clamp(0, 255).to(torch.uint8)
+    pictures[7] = pictures[1]  # an exact copy is not a near one
+    pictures[8:10] = 9  # nothing to correlate
+    digests = [bytes(picture.flatten().tolist()) for picture in pictures]
+    wanted = {}
+    for one, other in itertools.combinations(range(24), 2):
+        pair = [picture.numpy().astype(float) for picture in (pictures[one], pictures[other])]
+        a, b = ((picture - picture.mean(axis=(1, 2), keepdims=True)).ravel() for picture in pair)
+        size = np.linalg.norm(a) * np.linalg.norm(b)
+        if size and a @ b / size >= findings.SAME_PICTURE and digests[one] != digests[other]:
+            wanted[one, other] = a @ b / size
+    found = findings.near_copies(pictures, digests)
+    assert len(wanted) >= 5
+    assert list(found) == sorted(wanted, key=lambda pair: -wanted[pair])
+    assert found == pytest.approx(wanted, abs=1e-5)
 
 
 def test_the_table_of_copies_finds_files_whose_names_are_not_text(tmp_path: Path, out: Path) -> None:
