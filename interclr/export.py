@@ -93,7 +93,8 @@ def shape_note(network: nn.Module) -> str:
     blocks = "-".join(str(len(stage)) for stage in stages if isinstance(stage, nn.Sequential))
     return (
         f"No other library has this network, a ResNet of {blocks} basic blocks from {network.conv1.out_channels} "
-        "channels: do not load it into one of another shape; interclr.load and ONNX rebuild it."
+        "channels: do not load it into one of another shape. interclr.load of the run, or of a .safetensors, "
+        "and ONNX rebuild it; for torchvision's ResNet-18 train with model.backbone=resnet18 model.stem=standard."
     )
 
 

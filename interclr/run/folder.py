@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torchvision
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ from interclr import dist
 from interclr.config import Settings, load_settings
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
-from interclr.models import Backbone
+from interclr.models import Backbone, described
 from interclr.run import checkpoint
 from interclr.run.files import save_tensors, write_text
 from interclr.types import Images, UserError
@@ -70,14 +70,19 @@ class Run:
 
 
 def load(path: str | Path) -> Backbone:
-    """The pre-trained backbone of a run folder, or of one of its checkpoints, in eval mode on the CPU.
+    """The pre-trained backbone of a run folder, of one of its checkpoints, or of a .safetensors that was exported.
 
-    Nothing in the files is executed.
+    In eval mode on the CPU. Nothing in the files is executed.
     """
     path = Path(path)
+    if path.suffix == ".safetensors" and path.is_file():
+        return _load_described(path)
     folder = checkpoint.run_of(path)
     if folder is None or not (folder / "resolved.yaml").exists():
-        raise UserError(f"{path} is neither a run folder (it has no resolved.yaml) nor a checkpoint of one")
+        raise UserError(
+            f"{path} is neither a run folder (it has no resolved.yaml), nor a checkpoint of one, nor a .safetensors "
+            "that interclr has written"
+        )
     backbone = Run(folder).settings.model.build()
     weights = folder / "backbone.safetensors"
     if path != folder:
@@ -95,13 +100,32 @@ def load(path: str | Path) -> Backbone:
         if found is None:
             raise UserError(f"{folder} has no checkpoint yet")
         state = checkpoint.backbone_of(found[0])
-    try:
-        backbone.load_state_dict(state)
-    except RuntimeError as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(f"the weights in {path} are not those of the network in its resolved.yaml: {text}") from None
+    _fill(backbone, state, f"the weights in {path} are not those of the network in its resolved.yaml")
     know_images(backbone, Run(folder).settings)
     return backbone.eval()
+
+
+def _load_described(path: Path) -> Backbone:
+    """A file of weights that says what network they are of."""
+    try:
+        with safe_open(path, "pt") as file:
+            backbone = described(file.metadata() or {})
+        state = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    if backbone is None:
+        raise UserError(f"{path} does not say what network it is of: interclr has not written it")
+    _fill(backbone, state, f"the weights in {path} are not those of the network that it names")
+    return backbone.eval()
+
+
+def _fill(backbone: Backbone, state: dict[str, Tensor], otherwise: str) -> None:
+    """Load the network's own names, as files have them, or a backbone's, as checkpoints and older files do."""
+    own = state.keys() == backbone.network.state_dict().keys()
+    try:
+        (backbone.network if own else backbone).load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{otherwise}: {' '.join(str(error).split())[:200]}") from None
 
 
 def know_images(backbone: Backbone, settings: Settings) -> None:
@@ -140,7 +164,8 @@ def command_line() -> str:
 
 
 def save_backbone(path: Path, backbone: Backbone) -> None:
-    save_tensors(path, backbone.state_dict(), backbone.description())
+    """By the network's own names, torchvision's or timm's: under others ``strict=False`` would load nothing there."""
+    save_tensors(path, backbone.network.state_dict(), backbone.description())
 
 
 def new_folder(name: str) -> Path:

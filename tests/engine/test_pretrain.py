@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import INTER, MOCO, Heard, final_state, same, tiny, train, write_images
 from torch import Tensor
@@ -24,8 +25,10 @@ from interclr.engine.dataset import TrainingData
 from interclr.engine.metrics import Averages, Record
 from interclr.engine.monitor import Monitor
 from interclr.engine.step import TrainStep
+from interclr.export import export
 from interclr.learner import Learner
 from interclr.run import checkpoint
+from interclr.run.files import save_tensors
 from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -150,6 +153,29 @@ def test_the_backbone_loads_to_identical_outputs(finished: tuple[Run, str], tmp_
     (copy / "backbone.safetensors").unlink()  # an unfinished run: the newest checkpoint serves
     with torch.no_grad():
         assert torch.equal(interclr.load(copy)(inputs), backbone(inputs))
+
+
+def test_files_of_weights_load_as_the_run_does(finished: tuple[Run, str], tmp_path: Path) -> None:
+    run, _ = finished
+    whole, inputs = interclr.load(run.folder), torch.randn(2, 3, 32, 32)
+    older = tmp_path / "older"  # its names began with network.
+    shutil.copytree(run.folder, older)
+    save_tensors(older / "backbone.safetensors", whole.state_dict(), whole.description())
+    exported = export(whole, tmp_path / "exported.safetensors").path
+    shutil.copy(run.folder / "backbone.safetensors", tmp_path / "alone.safetensors")
+    assert load_file(tmp_path / "alone.safetensors").keys() == whole.network.state_dict().keys()
+    for path in (exported, tmp_path / "alone.safetensors", run.folder / "backbone.safetensors", older):
+        found = interclr.load(path)
+        assert not found.training
+        assert (found.image_size, found.mean) == (whole.image_size, whole.mean)
+        with torch.no_grad():
+            assert torch.equal(found(inputs), whole(inputs))
+    save_tensors(tmp_path / "other.safetensors", {"conv1.weight": torch.zeros(1)})
+    with pytest.raises(UserError, match="does not say what network"):
+        interclr.load(tmp_path / "other.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match=r"broken.safetensors cannot be read"):
+        interclr.load(tmp_path / "broken.safetensors")
 
 
 def test_load_says_what_is_missing(tmp_path: Path, finished: tuple[Run, str]) -> None:
