@@ -186,20 +186,24 @@ def study(
 
 @app.command()
 def plot(
-    kind: Annotated[str, typer.Argument(help="tsne, retrieval, negatives or curves")],
-    runs: Annotated[list[Path], typer.Argument(help="One or more run folders; negatives takes one.")],
+    kind: Annotated[
+        str, typer.Argument(help="tsne, retrieval, curves; of one run negatives, map, clusters, duplicates, outliers")
+    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="File; .png and .svg are both written.")],
     data: Annotated[str | None, typer.Option(help="Other images than the run's own (tsne, retrieval).")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the images that are shown.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
-    """Draw the paper's figures of one or more runs, for papers."""
+    """Draw the paper's figures of one or more runs, and those of the report, for papers."""
     from interclr.engine.build import choose_device
+    from interclr.report.plots import KINDS, plot_found
+    from interclr.screen import Screen
     from interclr.study.gallery import plot_negatives, plot_retrieval
     from interclr.study.plots import plot_curves, plot_tsne
 
-    if kind == "negatives" and len(runs) != 1:
-        raise UserError(f"plot negatives takes one run, not {len(runs)}")
+    if kind in ("negatives", *KINDS) and len(runs) != 1:
+        raise UserError(f"plot {kind} takes one run, not {len(runs)}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -213,8 +217,10 @@ def plot(
         plot_negatives(runs[0], out, seed=seed, device=on)
     elif kind == "curves":
         plot_curves(runs, out)
+    elif kind in KINDS:
+        plot_found(kind, runs[0], out, seed=seed, device=on, screen=Screen(console))
     else:
-        raise UserError(f"no plot {kind!r}; there are: tsne, retrieval, negatives, curves")
+        raise UserError(f"no plot {kind!r}; there are: tsne, retrieval, curves, negatives, {', '.join(KINDS)}")
     console.print(f"{out.with_suffix('.png')} and {out.with_suffix('.svg')}", markup=False)
 
 

@@ -225,7 +225,7 @@ def test_a_run_ends_with_its_page_and_the_page_can_be_made_again(call, tmp_path:
     assert (tmp_path / "figures" / "curves.svg").exists()
     answer = call("plot", "nothing", str(run), "--out", str(tmp_path / "x.png"))
     assert answer.code == 2
-    assert "tsne, retrieval, negatives, curves" in answer.err
+    assert "tsne, retrieval, curves, negatives, map, clusters, duplicates, outliers" in answer.err
 
 
 def test_no_report_where_none_is_wanted(call, tmp_path: Path) -> None:

@@ -107,12 +107,11 @@ def _images(
     screen: Screen,
     notes: list[str],
 ) -> Content:
-    backbone = load(folder)
     source, same = training_source(Run(folder), settings.data, state)
     if not same:
         notes.append("The data have changed since the run: the page shows the images as they are now.")
     total = len(source)
-    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(SAMPLE_SEED))[:points].sort().values.tolist()
+    chosen = sampled(total, points)
     if total > points:
         notes.append(f"{points:,} of {total:,} images, drawn at random, are compared and shown on the map.")
     own = _own_bank(settings, state, source) if same else None
@@ -122,19 +121,31 @@ def _images(
     if own is not None:  # the whole bank is at hand, so look at all of it and read what is to be shown
         negatives = _negatives(own, labels, chosen, fraction)
     rows = sorted({*chosen, *_rows_of(negatives)})
-    side = min(side_for(len(rows)), median_side(source))
-    gallery = read_gallery(source, rows, backbone, settings, side, device, screen)
+    gallery = open_gallery(folder, source, rows, settings, device, screen)
     if gallery.unreadable:
         notes.append(f"{gallery.unreadable} images could not be read and are left out.")
-    if len(gallery) < 2:
-        raise UserError(f"{len(gallery)} of {len(rows)} images could be read")
-    if not bool(gallery.features.isfinite().all()):
-        raise UserError("the features of the network are NaN or infinite: training has diverged")
     clustered = Clustered(findings.cluster_bank(gallery.features), gallery.rows)
     if own is None:
         negatives = _negatives(clustered, labels, gallery.rows, fraction)
     content = _content(gallery, clustered, negatives, set(chosen), total, screen)
     return content | {"ownBank": own is not None}
+
+
+def sampled(total: int, points: int, seed: int = SAMPLE_SEED) -> list[int]:
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:points].sort().values.tolist()
+
+
+def open_gallery(
+    folder: Path, source: Source, rows: list[int], settings: Settings, device: torch.device, screen: Screen
+) -> Gallery:
+    """Images ``rows`` as the run in ``folder`` sees them; an error where there is nothing to compare."""
+    side = min(side_for(len(rows)), median_side(source))
+    gallery = read_gallery(source, rows, load(folder), settings, side, device, screen)
+    if len(gallery) < 2:
+        raise UserError(f"{len(gallery)} of {len(rows)} images could be read")
+    if not bool(gallery.features.isfinite().all()):
+        raise UserError("the features of the network are NaN or infinite: training has diverged")
+    return gallery
 
 
 def _own_bank(settings: Settings, state: checkpoint.State | None, source: Source) -> Clustered | None:

@@ -26,6 +26,8 @@ CURVES = {
     "uniformity": "uniformity",
     "alignment": "alignment",
     "cluster_entropy": "cluster entropy",
+    "cluster_median": "images of the median cluster",
+    "cluster_max": "images of the largest cluster",
     "nmi": "NMI of clusters and classes",
     "labels_changed": "share of labels changed in a step",
 }
