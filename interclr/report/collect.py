@@ -14,6 +14,7 @@ from torch import Tensor
 
 from interclr.bank import MemoryBank
 from interclr.config import DataConfig, Settings, dump
+from interclr.data.copies import Pairs
 from interclr.data.hold_out import split_off
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.subset import readable_part
@@ -193,7 +194,7 @@ def _content(
     layout, method = flatten(gallery.features[mapped].numpy(), screen)
     with screen.working("comparing images"):
         cosine, nearest = findings.neighbours(gallery.features)
-        near = findings.near_copies(torch.stack(gallery.tiny), gallery.digests)
+        near = findings.near_duplicates(torch.stack(gallery.tiny), gallery.digests)
         alike = findings.alike_pairs(cosine, nearest, gallery.digests, near)
     content: Content = {
         "total": total,
@@ -222,7 +223,7 @@ def _content(
     return content
 
 
-def _duplicates(gallery: Gallery, near: findings.Pairs, alike: findings.Pairs) -> list[tuple[str, str, str, str]]:
+def _duplicates(gallery: Gallery, near: Pairs, alike: Pairs) -> list[tuple[str, str, str, str]]:
     """All pairs, for a table beside the page: copies, near copies, and what the network finds alike."""
     names = [gallery.source.name_of(row) for row in gallery.rows]  # to find the files by, whatever bytes they have
     rows = [

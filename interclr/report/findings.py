@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interclr.bank import MemoryBank
+from interclr.data.copies import Pairs, closest_first, near_copies
 from interclr.health import false_negatives
 from interclr.knn import nearest_rows
 from interclr.labels import auto_clusters, kmeans
@@ -26,9 +27,7 @@ ANCHORS, NEGATIVES = 4, 10
 COUNTED_ANCHORS, COUNTED_NEGATIVES = 256, 32  # at most, for the share of false negatives
 LARGE_BANK = 100_000
 PAIRS, COPIES, OUTLIERS = 12, 4, 18
-SAME_PICTURE = 0.95  # the correlation of tiny pictures from which on one is taken for a copy of the other
 Found = dict[str, Any]
-Pairs = dict[tuple[int, int], float]  # positions of two images, and how alike they are
 
 
 def cluster_bank(features: Tensor, seed: int = 0) -> MemoryBank:
@@ -199,20 +198,9 @@ def equal_groups(digests: Sequence[bytes]) -> list[list[int]]:
     return sorted((group for group in by_digest.values() if len(group) > 1), key=lambda group: (-len(group), group))
 
 
-def near_copies(tiny: Tensor, digests: Sequence[bytes]) -> Pairs:
-    """Pairs of nearly the same picture (resized, compressed again, brighter) by tiny pictures (M, 3, t, t).
-
-    By their correlation, each channel less its mean; the network is not asked. Of the first 20,000 images of CIFAR-10
-    nearly every pair above the bound is a copy to the eye (some hundred images), and half of those at 0.92 are not.
-    """
-    channels = tiny.float().flatten(2)
-    centred = (channels - channels.mean(dim=2, keepdim=True)).flatten(1)
-    pairs: Pairs = {}
-    for position, (values, others) in enumerate(zip(*(found.tolist() for found in neighbours(centred)), strict=True)):
-        for value, other in zip(values, others, strict=True):
-            if value >= SAME_PICTURE and digests[position] != digests[other]:
-                pairs[min(position, other), max(position, other)] = value
-    return _closest_first(pairs)
+def near_duplicates(tiny: Tensor, digests: Sequence[bytes]) -> Pairs:
+    """Nearly the same picture by its pixels, but not equal."""
+    return {pair: value for pair, value in near_copies(tiny).items() if digests[pair[0]] != digests[pair[1]]}
 
 
 def alike_pairs(cosine: Tensor, nearest: Tensor, digests: Sequence[bytes], copies: Pairs) -> Pairs:
@@ -224,11 +212,7 @@ def alike_pairs(cosine: Tensor, nearest: Tensor, digests: Sequence[bytes], copie
             if digests[position] != digests[other] and pair not in copies:
                 pairs[pair] = value
                 break
-    return _closest_first(pairs)
-
-
-def _closest_first(pairs: Pairs) -> Pairs:
-    return dict(sorted(pairs.items(), key=lambda item: (-item[1], item[0])))
+    return closest_first(pairs)
 
 
 def closest(pairs: Pairs) -> Found:

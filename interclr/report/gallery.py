@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from interclr.config import Settings
 from interclr.data.canvas import on_canvas
+from interclr.data.copies import tiny
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
-from interclr.report.thumbnails import square, tiny
+from interclr.report.thumbnails import square
 from interclr.screen import Screen
 from interclr.types import Images
 

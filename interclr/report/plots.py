@@ -68,7 +68,7 @@ def clusters(gallery: Gallery) -> list[Line]:
 
 def duplicates(gallery: Gallery) -> list[Line]:
     pairs = [(group["images"][:2], "equal") for group in findings.exact_duplicates(gallery.digests)["shown"]]
-    near = findings.closest(findings.near_copies(torch.stack(gallery.tiny), gallery.digests))["shown"]
+    near = findings.closest(findings.near_duplicates(torch.stack(gallery.tiny), gallery.digests))["shown"]
     pairs += [(pair["images"], f"{pair['likeness']:.3f}") for pair in near]
     if not pairs:
         raise UserError(f"no two of the {len(gallery):,} images compared are equal or nearly so: nothing to draw")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -16,7 +15,6 @@ PER_SHEET = 2_500
 SHEETS_BUDGET = 9_000_000  # characters of all sheets together
 QUALITIES = (85, 75, 65, 50, 35, 20)
 SINGLE_SIDE = 96
-TINY = 16
 SINGLE_QUALITY = 80
 
 
@@ -31,12 +29,6 @@ def square(pixels: Tensor, side: int) -> Image.Image:
     enlarge = min(image.size) < side
     method = Image.Resampling.NEAREST if enlarge else Image.Resampling.BOX
     return ImageOps.fit(image, (side, side), method)
-
-
-def tiny(pixels: Tensor) -> Tensor:
-    """The whole of (3, h, w) uint8 pixels shrunk to (3, TINY, TINY): what a copy of it shares, whatever its size."""
-    image = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy()))
-    return torch.from_numpy(np.array(image.resize((TINY, TINY), Image.Resampling.BOX))).permute(2, 0, 1)
 
 
 def sheets(squares: Sequence[Image.Image], side: int) -> dict[str, Any]:

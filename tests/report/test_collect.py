@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import math
 import os
@@ -246,28 +245,6 @@ def test_copies_are_found(tmp_path: Path, out: Path) -> None:
     values = [float(value) for _, value, *_ in others]
     assert values == sorted(values, reverse=True)
     assert {*others[0][2:]} == {images["names"][i] for i in images["alike"]["shown"][0]["images"]}
-
-
-def test_near_copies_are_those_that_correlate() -> None:
-    generator = torch.Generator().manual_seed(0)
-    kinds = torch.randint(0, 200, (6, 3, 4, 4), generator=generator)
-    noise = torch.randint(-24, 24, (24, 3, 4, 4), generator=generator)
-    tints = torch.randint(0, 30, (24, 3, 1, 1), generator=generator)
-    pictures = (kinds[torch.arange(24) % 6] + noise + tints).clamp(0, 255).to(torch.uint8)
-    pictures[7] = pictures[1]  # an exact copy is not a near one
-    pictures[8:10] = 9  # nothing to correlate
-    digests = [bytes(picture.flatten().tolist()) for picture in pictures]
-    wanted = {}
-    for one, other in itertools.combinations(range(24), 2):
-        pair = [picture.numpy().astype(float) for picture in (pictures[one], pictures[other])]
-        a, b = ((picture - picture.mean(axis=(1, 2), keepdims=True)).ravel() for picture in pair)
-        size = np.linalg.norm(a) * np.linalg.norm(b)
-        if size and a @ b / size >= findings.SAME_PICTURE and digests[one] != digests[other]:
-            wanted[one, other] = a @ b / size
-    found = findings.near_copies(pictures, digests)
-    assert len(wanted) >= 5
-    assert list(found) == sorted(wanted, key=lambda pair: -wanted[pair])
-    assert found == pytest.approx(wanted, abs=1e-5)
 
 
 def test_the_table_of_copies_finds_files_whose_names_are_not_text(tmp_path: Path, out: Path) -> None:
