@@ -18,7 +18,8 @@ from tiny_runs import INTER, MOCO, TINY, final_state, write_images
 from interclr import cli
 from interclr.config import load_settings, recipe_names, settings_from
 from interclr.data.packed_store import is_packed
-from interclr.run.folder import Run
+from interclr.report.history import commands
+from interclr.run.folder import Run, command_line
 
 
 class Result:
@@ -160,9 +161,23 @@ def test_pretrain_resume_and_again(call: object, out: Path) -> None:
     assert Run(out).result["epochs"] == 3
     assert Run(out).result["command"] == shlex.join(["interclr", "pretrain", *small(*INTER), "--out", str(out)])
     assert Run(out).result["continued_by"][-1].endswith("schedule.epochs=3")  # each that got as far as a checkpoint
+    assert Run(out).result["changes"] == ["schedule.epochs: 2 → 3"]
+    assert Run(out).result["processes"] == 1
+    assert "continued with other settings (schedule.epochs: 2 → 3)" in commands(out, None, Run(out).result)[0]["label"]
     mask = os.umask(0)
     os.umask(mask)
     assert (out / "backbone.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize(("here", "says"), [("4", "--nnodes 2 --nproc-per-node 4"), ("8", "--nproc-per-node 8")])
+def test_what_was_typed_names_the_processes(here: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [cli.__file__, "pretrain", "--out", "a b"])
+    assert command_line() == "interclr pretrain --out 'a b'"
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert command_line() == f"torchrun {says} -m interclr.cli pretrain --out 'a b'"
+    monkeypatch.setattr(sys, "argv", ["mine.py", "1"])
+    assert command_line() == f"torchrun {says} mine.py 1"
 
 
 def test_data_takes_the_folder_recipe_and_overrides_win(

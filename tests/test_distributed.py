@@ -220,7 +220,10 @@ def test_torchrun_trains_writes_once_and_resumes(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-3000:]
     assert "continuing at step 8" in again.stdout
     assert losses_of(folder) == pytest.approx(first, rel=1e-6)
-    assert json.loads((folder / "result.json").read_text())["finished"]
+    result = json.loads((folder / "result.json").read_text())
+    assert result["finished"]
+    assert (result["processes"], result["changes"]) == (2, [])
+    assert result["continued_by"][0].startswith("torchrun --nproc-per-node 2 -m interclr.cli pretrain --resume")
 
 
 ELSEWHERE = """

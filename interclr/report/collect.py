@@ -77,7 +77,7 @@ def collect(folder: Path, points: int, device: torch.device, screen: Screen) -> 
         "curves": curves(records),
         "images": images,
         "config": dump(settings),
-        "commands": commands(folder.resolve(), result),
+        "commands": commands(folder.resolve(), state, result),
         "environment": {
             key: str(result[key])
             for key in ("machine", "torch", "torchvision", "python", "commit")

@@ -109,13 +109,22 @@ def describe(settings: Settings, images: int | None) -> str:
     return ", ".join([*parts, f"seed {settings.seed}"])
 
 
-def commands(folder: Path, result: dict[str, Any]) -> Records:
-    """How to make this run again: from the settings as they were carried out, and as it was typed."""
-    again = shlex.join(["interclr", "pretrain", str(folder / "resolved.yaml"), "--out", f"{folder}-again"])
-    shown = [{"label": "Repeat this run exactly, from its resolved settings", "text": again}]
-    if result.get("command"):
-        shown.append({"label": "As it was started", "text": str(result["command"])})
-    return shown
+def commands(folder: Path, state: checkpoint.State | None, result: dict[str, Any]) -> Records:
+    """How to make this run again: from the settings as they were carried out, where all of it had them, and as it was
+    typed. Runs of before do not tell whether something was changed on the way, nor how many processes they had."""
+    told = {**(state or {}), **result}
+    typed = [result["command"], *result.get("continued_by", [])] if "command" in result else told.get("commands", [])
+    started, shown, changes = "As it was started", [], told.get("changes")
+    if changes:
+        started += f"; continued with other settings ({'; '.join(changes)}), so no single command repeats it"
+    else:
+        several = ["torchrun", "--nproc-per-node", str(told.get("processes")), "-m", "interclr.cli"]
+        words = several if told.get("processes", 1) > 1 else ["interclr"]
+        again = shlex.join([*words, "pretrain", str(folder / "resolved.yaml"), "--out", f"{folder}-again"])
+        exactly = "" if changes is None else " exactly"
+        shown.append({"label": f"Repeat this run{exactly}, from its resolved settings", "text": again})
+    labels = (started, *["Then continued by"] * len(typed))
+    return shown + [{"label": label, "text": text} for label, text in zip(labels, typed, strict=False) if text]
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

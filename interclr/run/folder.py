@@ -157,10 +157,15 @@ def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings
 
 
 def command_line() -> str:
-    """What was typed, or what is typed in place of a path to this package."""
+    """What was typed, or what is typed in place of a path to this package; under ``torchrun`` with its processes."""
     program = Path(sys.argv[0])
     own = program.name == "interclr" or program.resolve() == Path(__file__).resolve().parent.parent / "cli.py"
-    return shlex.join(["interclr", *sys.argv[1:]] if own else sys.argv)
+    if not dist.launched():
+        return shlex.join(["interclr", *sys.argv[1:]] if own else sys.argv)
+    world, here = (os.environ.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    nodes = ["--nnodes", str(int(world) // int(here))] if here not in ("", world) else []
+    launcher = ["torchrun", *nodes, "--nproc-per-node", here or world]
+    return shlex.join([*launcher, *(["-m", "interclr.cli"] if own else sys.argv[:1]), *sys.argv[1:]])
 
 
 def save_backbone(path: Path, backbone: Backbone) -> None:

@@ -291,6 +291,15 @@ def test_a_changed_rate_or_decay_counts_and_is_said(stopped: Path, tmp_path: Pat
     assert state["settings"] == (run / "resolved.yaml").read_text()
 
 
+def test_another_number_of_processes_is_said_and_kept(tmp_path: Path) -> None:
+    train(tiny(), tmp_path / "run", stop_after=3)
+    checkpoint.save(tmp_path / "run" / "checkpoint", 3, final_state(tmp_path / "run") | {"processes": 2}, 1)
+    heard = Heard()
+    run = train(tiny(), tmp_path / "run", resume=True, screen=heard.screen)
+    assert "not as in the run so far, processes: 2 → 1" in heard.text
+    assert (run.result["processes"], run.result["changes"]) == (1, ["processes: 2 → 1"])
+
+
 @pytest.mark.parametrize("kind", ["mocov2", "npidv2"])
 @pytest.mark.parametrize("before", [(), (INTER[0].replace("clusters: 4", "clusters: 3"), "inter.warmup_epochs=2")])
 def test_the_inter_branch_can_be_added_or_changed_before_it_begins(

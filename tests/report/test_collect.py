@@ -31,7 +31,7 @@ from tiny_runs import Heard, tiny, train, write_images
 from interclr.bank import MemoryBank
 from interclr.report import findings, report
 from interclr.report.embedding_map import flatten, principal
-from interclr.report.history import MOST, curves
+from interclr.report.history import MOST, commands, curves
 from interclr.report.page import render, to_json
 from interclr.report.thumbnails import SHEETS_BUDGET, sheets, square
 from interclr.run.folder import Run
@@ -69,6 +69,42 @@ def test_a_report_of_a_finished_run_has_everything(finished: Path) -> None:
     assert opened(images["thumbnails"]["sheets"][0]).width == 50 * images["thumbnails"]["side"]
     assert content["notes"] == []
     assert content["commands"][0]["text"] == (f"interclr pretrain {finished}/resolved.yaml --out {finished}-again")
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({}, [("Repeat this run, from its resolved settings", "interclr pretrain /r/resolved.yaml --out /r-again")]),
+        (
+            {"changes": [], "processes": 2, "command": "torchrun a", "continued_by": ["torchrun b"]},
+            [
+                (
+                    "Repeat this run exactly, from its resolved settings",
+                    "torchrun --nproc-per-node 2 -m interclr.cli pretrain /r/resolved.yaml --out /r-again",
+                ),
+                ("As it was started", "torchrun a"),
+                ("Then continued by", "torchrun b"),
+            ],
+        ),
+        (
+            {"changes": ["schedule.epochs: 2 → 3"], "processes": 1, "command": "a", "continued_by": ["b", "c"]},
+            [
+                (
+                    "As it was started; continued with other settings (schedule.epochs: 2 → 3), so no single command "
+                    "repeats it",
+                    "a",
+                ),
+                ("Then continued by", "b"),
+                ("Then continued by", "c"),
+            ],
+        ),
+    ],
+)
+def test_a_run_is_called_repeatable_only_where_it_is(told: dict[str, Any], shown: list[tuple[str, str]]) -> None:
+    assert [(line["label"], line["text"]) for line in commands(Path("/r"), None, told)] == shown
+    state = {key: told[key] for key in ("changes", "processes") if key in told}  # of a run that is not finished
+    typed = [told["command"], *told["continued_by"]] if told else [""]
+    assert [(line["label"], line["text"]) for line in commands(Path("/r"), state | {"commands": typed}, {})] == shown
 
 
 def test_the_clusters_shown_are_those_of_the_map_and_negatives_those_of_the_bank(finished: Path) -> None:
