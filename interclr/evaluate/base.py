@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +23,7 @@ from interclr.data.stream import in_order
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
 from interclr.models import Backbone
+from interclr.run import checkpoint
 from interclr.run.files import save_tensors, write_text
 from interclr.run.folder import command_line, environment
 from interclr.screen import Screen
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from interclr.evaluate.requested import Requested
 
 Triple = tuple[float, float, float]
+T = TypeVar("T")
 BATCH = 256
 
 
@@ -135,6 +138,20 @@ class BrokenImages(UserError):
 def refuse_broken(met: Unreadable) -> None:
     if met.reasons:
         raise BrokenImages(f"{len(met.reasons)} images cannot be read, the first is {met.first}")
+
+
+def kept_state(path: Path, read: Callable[[Path], T], screen: Screen) -> T | None:
+    """What an interrupted protocol left to go on from; None where there is nothing, or, said aloud, nothing readable.
+
+    The work is then done again: a damaged file costs time, not the result.
+    """
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # a damaged file fails in many ways
+        screen.warn(f"{path} cannot be read ({checkpoint.reason(error)}): training starts again")
+        return None
 
 
 def features_of(subject: Subject, source: Source, context: Context) -> Tensor:

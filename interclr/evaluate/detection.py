@@ -26,7 +26,7 @@ from interclr.data.decode import decode, read_bytes
 from interclr.data.parallel import ordered_map
 from interclr.data.source import FileSource, UnreadableImage
 from interclr.evaluate.average_precision import THRESHOLDS, Found, Truth, coco_rules, summary, voc_rules
-from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, write_json
+from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, kept_state, write_json
 from interclr.evaluate.detection_pictures import draw_curves, draw_detections
 from interclr.evaluate.faster_rcnn import build, parameter_groups
 from interclr.evaluate.requested import Requested
@@ -353,15 +353,10 @@ def _resume(
     file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, plan: str, context: Context
 ) -> tuple[int, list[float]]:
     """Go on from a checkpoint of the same plan; from any other, or one that cannot be read, start again."""
-    if not file.exists():
+    state = kept_state(file, lambda path: load_state(path, context.device), context.screen)
+    if state is None:
         return 0, []
-    try:
-        state = load_state(file, context.device)
-        same = state["plan"] == plan
-    except Exception as error:  # a damaged file fails in many ways
-        context.screen.warn(f"{file} cannot be read ({' '.join(str(error).split())[:120]}): training starts again")
-        return 0, []
-    if not same:
+    if state.get("plan") != plan:
         context.screen.warn(f"{file} is of other settings, data or weights: training starts again")
         return 0, []
     model.load_state_dict(state["model"])

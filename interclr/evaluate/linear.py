@@ -24,7 +24,16 @@ from interclr.data.stream import StreamLoader, in_order
 from interclr.data.subset import Subset
 from interclr.data.view_parameters import View
 from interclr.data.views import Views, centre_crop
-from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels, refuse_broken
+from interclr.evaluate.base import (
+    BATCH,
+    Context,
+    Evaluation,
+    LabelledData,
+    Subject,
+    check_labels,
+    kept_state,
+    refuse_broken,
+)
 from interclr.evaluate.heads import Heads, Measured, best_rate
 from interclr.evaluate.plots import figure
 from interclr.evaluate.stages import Stages
@@ -329,7 +338,7 @@ class _Probe:
         curves = torch.zeros(plan.epochs, *rates.shape, device=self.device)
         path, key = self.context.out / f"state-{what}.safetensors", self._key(rates, rows)
         first = 0
-        if self.cache is None and (found := _load_state(path, key, self.device)) is not None:
+        if self.cache is None and (found := self._kept(path, key)) is not None:
             first, state = found
             heads.load(state)
             curves[:first] = state["curves"]
@@ -352,6 +361,18 @@ class _Probe:
                         )
         heads.rates = rates.to(self.device)  # as the user gave them
         return heads, curves.cpu()
+
+    def _kept(self, path: Path, key: str) -> tuple[int, dict[str, Tensor]] | None:
+        """Epochs done and the heads after them, where they were left by this very probe."""
+
+        def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+            with safe_open(path, "pt") as opened:
+                return opened.metadata() or {}, load_file(path)
+
+        about, state = kept_state(path, read, self.context.screen) or ({}, {})
+        if about.get("key") != key:
+            return None
+        return int(about["epoch"]), {name: tensor.to(self.device) for name, tensor in state.items()}
 
     def _key(self, rates: Tensor, rows: Tensor) -> str:
         """What a saved state belongs to."""
@@ -399,16 +420,6 @@ def memory_left(device: torch.device) -> float:
 def _resident(source: Source) -> Canvas | Source:
     """Images that lie in memory already need no workers."""
     return read_all(source)[0] if isinstance(source, ArraySource) else source
-
-
-def _load_state(path: Path, key: str, device: torch.device) -> tuple[int, dict[str, Tensor]] | None:
-    if not path.exists():
-        return None
-    with safe_open(path, "pt") as opened:
-        metadata = opened.metadata() or {}
-    if metadata.get("key") != key:
-        return None
-    return int(metadata["epoch"]), {name: tensor.to(device) for name, tensor in load_file(path).items()}
 
 
 def _draw(path: Path, figures_of: dict[str, dict[str, Any]], best: str, curves: Tensor, data: LabelledData) -> None:

@@ -24,7 +24,16 @@ from interclr.data.stream import StreamLoader, in_order
 from interclr.data.subset import Subset
 from interclr.data.view_parameters import View
 from interclr.data.views import Views, centre_crop
-from interclr.evaluate.base import BATCH, Context, Evaluation, LabelledData, Subject, check_labels, refuse_broken
+from interclr.evaluate.base import (
+    BATCH,
+    Context,
+    Evaluation,
+    LabelledData,
+    Subject,
+    check_labels,
+    kept_state,
+    refuse_broken,
+)
 from interclr.evaluate.draws import balanced_draw, smallest_class
 from interclr.evaluate.knn import accuracies
 from interclr.evaluate.plots import figure
@@ -328,14 +337,8 @@ class _FineTuning:
 
     def _resume(self) -> list[float]:
         """Losses of the epochs already done."""
-        try:
-            state = load_state(self.checkpoint, self.context.device)
-        except FileNotFoundError:
-            return []
-        except Exception:  # a damaged file fails in many ways
-            self.context.screen.warn(f"{self.checkpoint} cannot be read: fine-tuning starts afresh")
-            return []
-        if state["key"] != self.key:
+        state = kept_state(self.checkpoint, lambda path: load_state(path, self.context.device), self.context.screen)
+        if state is None or state.get("key") != self.key:
             return []
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])

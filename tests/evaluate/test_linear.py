@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
+from tiny_runs import Heard
 from torch import Tensor, nn
 
 from interclr.data.source import ArraySource
@@ -222,6 +223,17 @@ def test_another_setting_does_not_go_on_from_a_foreign_state(tmp_path: Path) -> 
     save_tensors(tmp_path / "x" / "state-final.safetensors", state, {"key": "another", "epoch": "3"})
     settings = Linear(epochs=2, dims=100, augment=True, learning_rates=(0.03,))
     first = settings.run(subject(), data(), context(tmp_path / "x"))
+    assert first == settings.run(subject(), data(), context(tmp_path / "y"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"damaged", b"\xff" * 9])
+def test_a_damaged_state_is_said_and_counts_as_none(tmp_path: Path, damage: bytes) -> None:
+    settings = Linear(epochs=1, dims=50, augment=True, learning_rates=(0.03,))
+    heard = Heard()
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "state-final.safetensors").write_bytes(damage)
+    first = settings.run(subject(), data(), replace(context(tmp_path / "x"), screen=heard.screen))
+    assert "state-final.safetensors cannot be read" in heard.text
     assert first == settings.run(subject(), data(), context(tmp_path / "y"))
 
 
