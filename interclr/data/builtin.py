@@ -21,6 +21,7 @@ from interclr.types import UserError
 
 Opener = Callable[[Path, str, int | None], Source]  # root, split ('train' or 'test'), max_side
 
+SYNTHETIC = r"synthetic(:\d+)?"
 SYNTHETIC_COUNT = 10_000
 SYNTHETIC_TEST_SHARE = 4  # one test image for every four training images
 SYNTHETIC_SEED = {"train": 0, "test": 1}
@@ -36,7 +37,7 @@ def open_source(
     """
     name = str(spec)
     root = data_root() if root is None else root
-    if re.fullmatch(r"synthetic(:\d+)?", name):
+    if re.fullmatch(SYNTHETIC, name):
         return _synthetic(name, _known_split(name, split))
     if name in BUILT_IN:
         return BUILT_IN[name](root, _known_split(name, split), max_side)
@@ -47,6 +48,12 @@ def open_source(
         raise UserError(_not_found(name, path)) from None
     except OSError as error:
         raise UserError(f"cannot open {error.filename or path}: {error.strerror}") from None
+
+
+def in_full(spec: str) -> str:
+    """A built-in name as it is, a path from the root on: what names the same set in any working directory."""
+    known = spec in BUILT_IN or re.fullmatch(SYNTHETIC, spec)
+    return spec if known else str(Path(spec).expanduser().absolute())
 
 
 def _open_path(path: Path, split: str, max_side: int | None) -> Source:

@@ -10,7 +10,7 @@ import torch
 
 from interclr import dist
 from interclr.config import Settings, load_settings
-from interclr.data.builtin import BUILT_IN, data_root
+from interclr.data.builtin import data_root, in_full
 from interclr.data.canvas import Canvas
 from interclr.data.stream_plan import default_workers
 from interclr.engine.build import choose_device, set_determinism
@@ -66,8 +66,7 @@ def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device
     resident = isinstance(data.images, Canvas)
     workers = default_workers() if settings.data.workers == "auto" else settings.data.workers
     # Absolute, so that the run can be continued and looked at from another working directory.
-    path = Path(settings.data.source).expanduser()
-    source = str(path.absolute()) if path.exists() and settings.data.source not in BUILT_IN else settings.data.source
+    source = in_full(settings.data.source)
     root = settings.data.root.absolute() if settings.data.root is not None else data_root().absolute()
     where = {"source": source, "root": root, "resident": resident, "workers": workers}
     mode, why = engine_mode(settings, len(data.source), device)

@@ -75,6 +75,7 @@ class Context:
     autocast: torch.dtype | None = None
     left_out: int = 0  # images that could not be read
     sizes: tuple[int, int] = (0, 0)  # images to train and to test on
+    data_path: str | None = None  # of images that are not the run's own, in full
     written: list[Path] = field(default_factory=list)  # results so far
 
 
@@ -103,6 +104,7 @@ class Evaluation(Config, ABC):
     def write_result(self, subject: Subject, data: str, context: Context, raw: dict[str, Any]) -> None:
         """``result.json``: what was measured on what, by which settings, and everything in ``raw``."""
         told: dict[str, Any] = {"protocol": self.name, "subject": subject.name, "data": data, "seed": context.seed}
+        told |= {} if context.data_path is None else {"data_path": context.data_path}
         told |= {"train_images": context.sizes[0], "test_images": context.sizes[1]} if any(context.sizes) else {}
         told |= {"unreadable_left_out": context.left_out} if context.left_out else {}
         told |= {"command": command_line(), "date": datetime.now(UTC).isoformat(timespec="seconds"), **environment()}

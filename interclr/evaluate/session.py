@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -14,6 +18,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from interclr.config import explain, parse_override
+from interclr.data.builtin import in_full
 from interclr.data.reading import Unreadable
 from interclr.data.source import Source
 from interclr.data.stream import in_order
@@ -62,7 +67,8 @@ def evaluate(
         except OSError as error:
             raise UserError(f"cannot write to {place}: {error.strerror or error}; choose another --out") from error
         autocast = torch.bfloat16 if request.device.type == "cuda" else None
-        context = Context(place, request.device, screen, request.seed, autocast)
+        where = None if request.data is None else in_full(request.data)
+        context = Context(place, request.device, screen, request.seed, autocast, data_path=where)
         started = time.monotonic()
         try:
             data, settings = settings.open(Requested(request, largest_side(subject.image_size), place, screen))
@@ -105,7 +111,24 @@ def place_of(request: Request) -> Path:
         place = Path("evaluate") / _as_name(request.subject)
     if request.held_out:
         return place / "held-out"
-    return place if request.data is None else place / _as_name(request.data)
+    if request.data is None:
+        return place
+    name, where = _as_name(request.data), in_full(request.data)
+    if any(_is_of_other_data(path, request.data, where) for path in place.glob(f"{glob.escape(name)}/*/result.json")):
+        name += f"-{hashlib.sha256(os.fsencode(where)).hexdigest()[:8]}"
+    return place / name
+
+
+def _is_of_other_data(result: Path, data: str, where: str) -> bool:
+    """Whether a result in the way is of another set whose path, or name in another folder, makes the same name here.
+
+    Those of before tell only what was typed.
+    """
+    try:
+        told = json.loads(result.read_text())
+        return bool(told["data_path"] != where if "data_path" in told else told["data"] != data)
+    except (OSError, ValueError, KeyError, TypeError):  # damaged: nothing to be kept
+        return False
 
 
 def _as_name(text: str) -> str:

@@ -24,6 +24,7 @@ from interclr.data.synthetic import generate
 from interclr.engine import pretrain
 from interclr.evaluate import PROTOCOLS, Request, evaluate, open_subject
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject
+from interclr.evaluate.session import place_of
 from interclr.models import BackboneConfig
 from interclr.run import checkpoint
 from interclr.screen import Screen
@@ -114,6 +115,28 @@ def test_results_on_other_data_and_of_other_subjects_lie_apart(
         result = json.loads((place / "knn" / "result.json").read_text())
         assert tuple(result[key] for key in ("subject", "data", "train_images", "test_images")) == told
         assert {"command", "commit", "torch", "date"} <= result.keys()
+
+
+def test_other_data_of_the_same_name_overwrite_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x/y and x-y, and y in two working directories; a result of before tells only what was typed."""
+    run = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluate")))
+    for place, images in (("x/y", 40), ("x-y", 50), ("x/x-y", 60)):
+        class_folder(tmp_path / place, images)
+    for cwd, data in ((".", "x/y"), (".", "x-y"), ("x", "x-y"), (".", "x/y"), ("x", "x-y")):
+        monkeypatch.chdir(tmp_path / cwd)
+        measure(["knn"], str(run), "k=3", data=data)
+    results = {path: json.loads(path.read_text()) for path in (run / "evaluate").glob("*/knn/result.json")}
+    told = {result["data_path"]: result["train_images"] + result["test_images"] for result in results.values()}
+    assert told == {str(tmp_path / "x/y"): 40, str(tmp_path / "x-y"): 50, str(tmp_path / "x" / "x-y"): 60}
+    first = run / "evaluate" / "x-y" / "knn" / "result.json"
+    assert results[first]["data"] == "x/y"
+    del results[first]["data_path"]
+    first.write_text(json.dumps(results[first]))
+    monkeypatch.chdir(tmp_path)
+    assert place_of(Request(str(run), "x/y")) == run / "evaluate" / "x-y"
+    assert place_of(Request(str(run), "x-y")) != run / "evaluate" / "x-y"
 
 
 def test_held_out_images_are_tested_on_and_nothing_else(held: Path) -> None:
