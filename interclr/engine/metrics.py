@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from interclr import dist
+from interclr.run.files import write_text
 from interclr.run.folder import read_lines
 from interclr.types import UserError
 
@@ -166,13 +168,23 @@ class TensorBoard:
             warnings.warn(f"no more lines for TensorBoard: {error}", stacklevel=2)
 
 
+def _kept_id(path: Path, resume_step: int | None) -> str | None:
+    """By which a service knows the run that is resumed; None for one that begins, also where another began before."""
+    try:
+        return None if resume_step is None else path.read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 class WandB:
     def __init__(self, folder: Path, resume_step: int | None) -> None:
         try:
             import wandb
         except ImportError as error:
             raise UserError("engine.loggers: wandb is not installed: pip install 'interclr[wandb]'") from error
-        self._run = wandb.init(dir=str(folder), name=folder.name, resume="allow", id=folder.name)
+        own = _kept_id(folder / "wandb.id", resume_step) or secrets.token_hex(8)  # many folders have the same name
+        self._run = wandb.init(dir=str(folder), name=folder.name, resume="allow", id=own)
+        write_text(folder / "wandb.id", own)
 
     def log(self, record: Record) -> None:
         self._run.log({k: v for k, v in record.items() if k != "step"}, step=record["step"])
@@ -188,7 +200,18 @@ class MLflow:
         except ImportError as error:
             raise UserError("engine.loggers: mlflow is not installed: pip install 'interclr[mlflow]'") from error
         self._mlflow = mlflow
-        mlflow.start_run(run_name=folder.name)
+        self._start(folder, _kept_id(folder / "mlflow.id", resume_step))
+
+    def _start(self, folder: Path, known: str | None) -> None:
+        """Go on with the run of before; where the server does not know it, with a new one: training matters more."""
+        try:
+            run = self._mlflow.start_run(run_id=known) if known else self._mlflow.start_run(run_name=folder.name)
+        except self._mlflow.exceptions.MlflowException as error:
+            if not known:
+                raise
+            warnings.warn(f"MLflow cannot go on with run {known} and begins another: {error}", stacklevel=2)
+            return self._start(folder, None)
+        write_text(folder / "mlflow.id", run.info.run_id)
 
     def log(self, record: Record) -> None:
         numbers = {k: v for k, v in record.items() if k != "step" and isinstance(v, int | float)}

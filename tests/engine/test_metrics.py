@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from interclr.engine.metrics import Averages, JsonLines, TensorBoard, open_loggers
-from interclr.run.folder import read_lines
+from interclr.engine.metrics import Averages, JsonLines, MLflow, TensorBoard, open_loggers
+from interclr.run.folder import prepare_folder, read_lines
 from interclr.types import UserError
 
 
@@ -99,6 +101,59 @@ def test_tensorboard_holds_the_same_figures(tmp_path: Path) -> None:
     events.Reload()
     assert events.Tags()["scalars"] == ["loss"]
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+
+
+class Service(types.ModuleType):
+    """Stands for W&B's and MLflow's modules: which runs were asked for, and those it knows."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[str] = []
+        self.known: list[str] = []
+        self.exceptions = types.SimpleNamespace(MlflowException=RuntimeError)
+
+    def init(self, id: str, **_: object) -> types.SimpleNamespace:
+        self.asked.append(id)
+        return types.SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
+
+    def start_run(self, run_id: str | None = None, run_name: str | None = None) -> types.SimpleNamespace:
+        if run_id is None:
+            self.known.append(run_id := f"{run_name}-{len(self.known)}")
+        if run_id not in self.known:
+            raise RuntimeError(f"no run {run_id}")
+        self.asked.append(run_id)
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
+
+    def log_metrics(self, numbers: object, step: int) -> None: ...
+
+    def end_run(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_service_goes_on_with_the_run_of_the_folder_and_no_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(name)
+    monkeypatch.setitem(sys.modules, name, service)
+    for place, resume_step in (("a", None), ("a", 3), ("b", None), ("b", 3), ("b", None), ("c", 3)):
+        (tmp_path / place / "run").mkdir(parents=True, exist_ok=True)
+        for logger in open_loggers([name], tmp_path / place / "run", resume_step):
+            logger.close()
+    first, again, other, other_again, afresh, copied = service.asked
+    assert (first, other) == (again, other_again)
+    assert len({first, other, afresh, copied}) == 4
+    prepare_folder(tmp_path / "a" / "run", resume=False)  # an id is no run
+
+
+def test_a_run_that_mlflow_has_lost_goes_on_as_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service("mlflow")
+    monkeypatch.setitem(sys.modules, "mlflow", service)
+    MLflow(tmp_path, None).close()
+    service.known[:] = ["not this one"]
+    with pytest.warns(UserWarning, match="begins another: no run"):
+        MLflow(tmp_path, 3).close()
+    MLflow(tmp_path, 3).close()
+    assert service.asked[1] == service.asked[2]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
