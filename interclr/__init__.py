@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from interclr.bank import MemoryBank
     from interclr.config import Settings, load_settings
-    from interclr.engine.pretrain import pretrain
+    from interclr.report.pretrain import pretrain
     from interclr.run.folder import Run, embed, load
 
 _HOMES = {
@@ -20,7 +20,7 @@ _HOMES = {
     "embed": "interclr.run.folder",
     "load": "interclr.run.folder",
     "load_settings": "interclr.config",
-    "pretrain": "interclr.engine.pretrain",
+    "pretrain": "interclr.report.pretrain",
 }
 __all__ = ["MemoryBank", "Run", "Settings", "embed", "load", "load_settings", "pretrain"]
 

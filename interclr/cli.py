@@ -51,7 +51,9 @@ def pretrain(
     from interclr import dist
     from interclr.config import load_settings, quoted
     from interclr.engine import pretrain as train
+    from interclr.report.pretrain import report_if_finished
     from interclr.run.folder import new_folder, restore_settings
+    from interclr.screen import Screen
 
     recipe, overrides = recipe_and_overrides(words)
     overrides = ([] if data is None else [f"data.source={quoted(data)}"]) + overrides
@@ -73,23 +75,10 @@ def pretrain(
     run = train(settings, out or new_folder(name), resume=resume)
     main_process = dist.is_main()
     dist.stop()  # else its threads may be running when the process ends, which then aborts
-    if page and run.finished and main_process:
-        try:
-            _write_report(run.folder, run.settings.engine.device)
-        except UserError as error:  # the run is what matters, and it is safe
-            print(f"! no report: {error}", file=sys.stderr)
+    if page and main_process:
+        report_if_finished(run, Screen(console))
     if not run.finished and main_process:
         raise typer.Exit(130)  # so that what should follow a training does not follow half of one
-
-
-def _write_report(run: Path, device: str, out: Path | None = None, points: int | None = None) -> None:
-    from interclr.engine.build import choose_device
-    from interclr.report import POINTS, report
-    from interclr.screen import Screen
-
-    report(
-        run, screen=Screen(console), out=out, device=choose_device(device), points=POINTS if points is None else points
-    )
 
 
 @app.command()
@@ -146,7 +135,12 @@ def report_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
     """Write one self-contained page that shows a run: curves, map, clusters, neighbours, negatives, duplicates."""
-    _write_report(run, device, out, points)
+    from interclr.engine.build import choose_device
+    from interclr.report import POINTS, report
+    from interclr.screen import Screen
+
+    many = POINTS if points is None else points
+    report(run, screen=Screen(console), out=out, device=choose_device(device), points=many)
 
 
 @app.command()

@@ -28,6 +28,7 @@ from report_runs import (
 from report_runs import picture as opened
 from tiny_runs import Heard, tiny, train, write_images
 
+import interclr
 from interclr.bank import MemoryBank
 from interclr.report import findings, report
 from interclr.report.embedding_map import flatten, principal
@@ -169,6 +170,27 @@ def test_a_large_set_is_sampled(finished: Path) -> None:
     assert images["total"] == 64
     assert "20 of 64 images" in content["notes"][0]
     assert sum(entry["size"] for entry in images["clusters"]["shown"].values()) == images["count"] < 64
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_run_from_python_ends_with_its_page_where_it_is_wanted(tmp_path: Path, wanted: bool) -> None:
+    settings = tiny("data.source=synthetic:16", "schedule.epochs=1")
+    interclr.pretrain(settings, tmp_path / "run", screen=QUIET, stop_after=0)
+    assert not (tmp_path / "run" / "report.html").exists()  # not finished
+    options = {} if wanted else {"report": False}
+    assert interclr.pretrain(settings, tmp_path / "run", screen=QUIET, resume=True, **options).finished
+    assert (tmp_path / "run" / "report.html").exists() == wanted
+
+
+def test_a_page_that_cannot_be_written_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise UserError("no room")
+
+    monkeypatch.setattr("interclr.report.pretrain.write_report", fails)
+    heard = Heard()
+    settings = tiny("data.source=synthetic:16", "schedule.epochs=1")
+    assert interclr.pretrain(settings, tmp_path / "run", screen=heard.screen).finished
+    assert "no report: no room" in heard.text
 
 
 def test_an_unfinished_run_shows_its_latest_checkpoint(out: Path) -> None:
