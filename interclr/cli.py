@@ -132,6 +132,7 @@ def report_command(
     run: Annotated[Path, typer.Argument(help="Run folder, finished or not.")],
     out: Annotated[Path | None, typer.Option(help="File or folder; by default RUN/report.html.")] = None,
     points: Annotated[int | None, typer.Option(help="Images on the map, at most 20,000.")] = None,
+    data: Annotated[str | None, typer.Option(help="The run's images, where they have been moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
     """Write one self-contained page that shows a run: curves, map, clusters, neighbours, negatives, duplicates."""
@@ -140,7 +141,7 @@ def report_command(
     from interclr.screen import Screen
 
     many = POINTS if points is None else points
-    report(run, screen=Screen(console), out=out, device=choose_device(device), points=many)
+    report(run, screen=Screen(console), out=out, device=choose_device(device), points=many, data=data)
 
 
 @app.command()

@@ -243,6 +243,26 @@ def test_a_run_ends_with_its_page_and_the_page_can_be_made_again(call, tmp_path:
     assert "tsne, retrieval, curves, negatives, map, clusters, duplicates, outliers" in answer.err
 
 
+def test_moved_images_are_found_with_data(call: Callable[..., Result], tmp_path: Path) -> None:
+    old = write_images(tmp_path / "old", 16, classes=2)
+    run = tmp_path / "run"
+    words = [word for word in small("schedule.epochs=1") if not word.startswith("data.source=")]
+    assert call("pretrain", *words, "--data", str(old), "--out", str(run), "--no-report").code == 0
+    new = str(old.rename(tmp_path / "new"))
+    assert "the report has no images" in call("report", str(run), "--out", str(tmp_path / "without.html")).out
+    for command in (["pretrain", "--resume", "--out", str(run)], ["evaluate", "knn", str(run)]):
+        answer = call(*command)
+        assert answer.code == 2
+        assert re.search(r"old does not exist.*; where the run's images have been moved, add --data", answer.err)
+    assert call("report", str(run), "--data", str(tmp_path / "nowhere")).code == 2
+    assert call("report", str(run), "--data", new).code == 0
+    assert "class0/000.png" in (run / "report.html").read_text()
+    left = call("report", str(run))
+    assert left.code == 2
+    assert "--data" in left.err
+    assert call("pretrain", "--resume", "--out", str(run), "--data", new, "schedule.epochs=2", "--no-report").code == 0
+
+
 def test_no_report_where_none_is_wanted(call, tmp_path: Path) -> None:
     assert call("pretrain", *small(), "--no-report", "--out", str(tmp_path / "run")).code == 0
     assert not (tmp_path / "run" / "report.html").exists()

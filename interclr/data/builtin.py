@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from interclr.data import download
@@ -27,6 +28,19 @@ SYNTHETIC_TEST_SHARE = 4  # one test image for every four training images
 SYNTHETIC_SEED = {"train": 0, "test": 1}
 
 
+class NotThere(UserError):
+    """There is nothing of that name or path."""
+
+
+@contextmanager
+def images_of_a_run() -> Iterator[None]:
+    """A run knows its images by their path: where that is gone, the error says how to name the new one."""
+    try:
+        yield
+    except NotThere as error:
+        raise UserError(f"{error}; where the run's images have been moved, add --data NEWPLACE") from None
+
+
 def open_source(
     spec: str | Path, split: str = "train", root: Path | None = None, max_side: int | None = None
 ) -> Source:
@@ -45,7 +59,7 @@ def open_source(
     try:
         return _open_path(path, split, max_side)
     except FileNotFoundError:
-        raise UserError(_not_found(name, path)) from None
+        raise NotThere(_not_found(name, path)) from None
     except OSError as error:
         raise UserError(f"cannot open {error.filename or path}: {error.strerror}") from None
 

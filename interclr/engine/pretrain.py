@@ -10,7 +10,7 @@ import torch
 
 from interclr import dist
 from interclr.config import Settings, load_settings
-from interclr.data.builtin import data_root, in_full
+from interclr.data.builtin import data_root, images_of_a_run, in_full
 from interclr.data.canvas import Canvas
 from interclr.data.stream_plan import default_workers
 from interclr.engine.build import choose_device, set_determinism
@@ -50,7 +50,8 @@ def _train(
     settings: Settings, folder: Path, resume: bool, screen: Screen, stop_after: int | None, device: torch.device
 ) -> Run:
     set_determinism(settings.engine.deterministic)
-    source = open_training_source(settings.data)
+    with images_of_a_run() if resume else nullcontext():
+        source = open_training_source(settings.data)
     facts = Facts(len(source) - settings.data.hold_out, median_side(source), device.type)
     settings, chosen = settle(settings, facts)
     if settings.data.max_side != "auto" and hasattr(source, "max_side"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from interclr.data.builtin import open_source
+from interclr.data.builtin import images_of_a_run, open_source
 from interclr.data.folder import splits_of_folder
 from interclr.data.hold_out import split_off
 from interclr.data.packed import is_packed
@@ -74,7 +75,8 @@ class Requested:
         root = self.request.root
         if self.request.data is None and self.request.run is not None:
             root = root or Run(self.request.run).settings.data.root
-        return open_source(self.name, name, root, self.max_side)
+        with images_of_a_run() if self.request.data is None else nullcontext():
+            return open_source(self.name, name, root, self.max_side)
 
     def trained_on(self) -> tuple[Source, Source | None]:
         """The training split without what the run held out of it, and that."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from interclr.bank import MemoryBank
 from interclr.config import DataConfig, Settings, dump
+from interclr.data.builtin import images_of_a_run
 from interclr.data.copies import Pairs
 from interclr.data.hold_out import split_off
 from interclr.data.source import Source, UnreadableImage
@@ -46,7 +47,8 @@ class Clustered:
     rows: list[int]
 
 
-def collect(folder: Path, points: int, device: torch.device, screen: Screen) -> Content:
+def collect(folder: Path, points: int, device: torch.device, screen: Screen, data: str | None = None) -> Content:
+    """``data`` is where the images lie, if not where the run had them."""
     run = Run(folder)
     settings, result = run.settings, run.result
     records = run.metrics if (folder / "metrics.jsonl").is_file() else []
@@ -64,8 +66,12 @@ def collect(folder: Path, points: int, device: torch.device, screen: Screen) -> 
         notes.append(f"{len(result['unreadable']):,} images could not be read in training: result.json names them.")
     images = None
     try:
-        images = _images(folder, settings, state, points, device, screen, notes)
+        config = settings.data if data is None else settings.data.model_copy(update={"source": data})
+        now = settings.model_copy(update={"data": config})
+        images = _images(folder, now, state, points, device, screen, notes)
     except UserError as error:
+        if data is not None:  # asked for
+            raise
         notes.append(f"The images cannot be shown: {error}")
         screen.warn(f"the report has no images: {error}")
     count = result.get("images", None if images is None else images["total"])
@@ -89,7 +95,8 @@ def collect(folder: Path, points: int, device: torch.device, screen: Screen) -> 
 
 def training_source(run: Run, config: DataConfig, state: checkpoint.State | None) -> tuple[Source, bool]:
     """The images as the run numbered them, and whether they are still those its checkpoint was trained on."""
-    source: Source = open_training_source(config)
+    with images_of_a_run():
+        source: Source = open_training_source(config)
     if config.hold_out:
         source, _ = split_off(source, config.hold_out)
     if state is None or state["data"] == source.fingerprint():

@@ -27,13 +27,15 @@ def report(
     out: str | Path | None = None,
     device: torch.device = CPU,
     points: int = POINTS,
+    data: str | None = None,
 ) -> Path:
     """Write ``report.html`` of a run, into its folder unless ``out`` names a file or folder. Returns its path.
 
     ``out`` is a file where it ends in .html or .htm; anything else is a folder, made where there is none.
 
     ``points`` is the number of images embedded for the map and everything that compares images; a larger set is
-    sampled. An unfinished run is shown as its latest checkpoint has it. The same run gives the same bytes.
+    sampled. ``data`` is where the images lie that have been moved since the run. An unfinished run is shown as its
+    latest checkpoint has it. The same run gives the same bytes.
     """
     folder = Path(run_folder)
     if not (folder / "resolved.yaml").is_file():
@@ -48,7 +50,7 @@ def report(
         raise UserError(
             f"cannot write to {target.parent}: {error.strerror or error}; choose another --out{hint}"
         ) from error
-    content = collect(folder, points, device, screen)
+    content = collect(folder, points, device, screen, data)
     table = target.with_name("duplicates.csv" if target.name == "report.html" else f"{target.stem}-duplicates.csv")
     pairs = []
     if content["images"] is not None:
@@ -56,7 +58,9 @@ def report(
         content["images"]["table"] = table.name
     page = render(content)
     if content["images"] is None and target.exists():
-        raise UserError(f"{target} is left as it is: the images cannot be opened now, and it may show them")
+        raise UserError(
+            f"{target} is left as it is: the images cannot be opened now, and it may show them (moved ones: --data)"
+        )
     write_text(target, page)
     screen.say(f"report: {target} ({len(page) / 1e6:.1f} MB)")
     if pairs:
