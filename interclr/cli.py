@@ -193,16 +193,14 @@ def plot(
     """Draw the paper's figures of one or more runs, and those of the report, for papers."""
     from interclr.engine.build import choose_device
     from interclr.report.plots import KINDS, plot_found
+    from interclr.run.files import check_writable
     from interclr.screen import Screen
     from interclr.study.gallery import plot_negatives, plot_retrieval
     from interclr.study.plots import plot_curves, plot_tsne
 
     if kind in ("negatives", *KINDS) and len(runs) != 1:
         raise UserError(f"plot {kind} takes one run, not {len(runs)}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {out.parent}: {error.strerror or error}; choose another --out") from error
+    check_writable(out.parent)
     on = choose_device(device)
     if kind == "tsne":
         plot_tsne(runs, out, data=data, seed=seed, device=on)
@@ -243,7 +241,7 @@ def embed(
     from interclr.engine.build import choose_device
     from interclr.evaluate.base import Context, embed_source
     from interclr.evaluate.subject import open_subject
-    from interclr.run.files import save_tensors, write_text
+    from interclr.run.files import check_writable, save_tensors, write_text
     from interclr.screen import Screen
 
     if out.suffix != ".safetensors":
@@ -253,6 +251,7 @@ def embed(
     opened, unreadable = open_subject(subject, backbone, image_size), Unreadable()
     source = open_source(data, split, root, max_side=largest_side(opened.image_size))
     context = Context(out.parent, choose_device(device), Screen(console))
+    check_writable(out.parent, "name another file")
     features = embed_source(opened, source, context, unreadable).cpu().contiguous()
     if unreadable.reasons:
         many = f"{len(unreadable.reasons)} of {len(source)} images are unreadable"

@@ -302,6 +302,32 @@ def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
     assert "detectron2" in answer.err
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(
+    call: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of the kernel's: it is there, and nobody can make a file in it."""
+
+    def works(*_: object, **__: object) -> None:
+        raise AssertionError("the work has begun")
+
+    assert call("pretrain", *small(), "--no-report", "--out", str(tmp_path / "run")).code == 0
+    for work in ("report.write.collect", "evaluate.session._run", "evaluate.base.embed_source"):
+        monkeypatch.setattr(f"interclr.{work}", works)
+    monkeypatch.setattr("interclr.study.plots.plot_curves", works)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "knn").symlink_to("/proc/self")
+    run, features = str(tmp_path / "run"), "/proc/self/features.safetensors"
+    for words, says in (
+        (["report", run, "--out", "/proc/self"], "choose another --out"),
+        (["evaluate", "knn", run, "--out", str(tmp_path / "out")], "choose another --out"),
+        (["plot", "curves", run, "--out", "/proc/self/curves.png"], "choose another --out"),
+        (["embed", run, "synthetic:12", features], "name another file"),
+    ):
+        answer = call(*words)
+        assert answer.code == 2
+        assert re.fullmatch(rf"error: cannot write to [^\n]+; {says}\n", answer.err), answer.err
+
+
 def test_names_that_are_no_plain_text(call, tmp_path: Path) -> None:
     """Beyond the basic plane, and not UTF-8 at all; neither ends a run."""
     folder = write_images(tmp_path / "\N{CAMERA}", 8)

@@ -28,7 +28,7 @@ from interclr.evaluate.base import BATCH, BrokenImages, Context, Evaluation, Lab
 from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
 from interclr.evaluate.requested import CPU, Request, Requested
 from interclr.evaluate.subject import open_subject
-from interclr.run.files import write_text
+from interclr.run.files import check_writable, write_text
 from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -62,10 +62,7 @@ def evaluate(
     for name in names:
         settings = _settings(protocols[name], overrides)
         place = out / name
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write to {place}: {error.strerror or error}; choose another --out") from error
+        check_writable(place)
         autocast = torch.bfloat16 if request.device.type == "cuda" else None
         where = None if request.data is None else in_full(request.data)
         context = Context(place, request.device, screen, request.seed, autocast, data_path=where)

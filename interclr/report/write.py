@@ -11,7 +11,7 @@ import torch
 
 from interclr.report.collect import collect
 from interclr.report.page import render
-from interclr.run.files import write_bytes, write_text
+from interclr.run.files import check_writable, write_bytes, write_text
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -43,13 +43,8 @@ def report(
     if not 2 <= points <= MOST_POINTS:
         raise UserError(f"--points {points}: from 2 to {MOST_POINTS:,} images can be shown")
     target = _file_of(folder if out is None else out)
-    try:  # before the work, not after it
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        hint = "; for a page of that name add .html" if target.parent.is_file() else ""
-        raise UserError(
-            f"cannot write to {target.parent}: {error.strerror or error}; choose another --out{hint}"
-        ) from error
+    hint = "; for a page of that name add .html" if target.parent.is_file() else ""
+    check_writable(target.parent, f"choose another --out{hint}")
     content = collect(folder, points, device, screen, data)
     table = target.with_name("duplicates.csv" if target.name == "report.html" else f"{target.stem}-duplicates.csv")
     pairs = []

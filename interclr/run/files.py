@@ -20,6 +20,17 @@ from interclr.types import UserError
 ARCHIVE = ("inline_container", "PytorchStreamWriter")  # in what torch says where it cannot write
 
 
+def check_writable(folder: Path, advice: str = "choose another --out") -> None:
+    """Make the folder and write to it, before anything long starts: an error where the result could not be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-test-{os.getpid()}"  # every rank tries
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}; {advice}") from error
+
+
 @contextlib.contextmanager
 def replacing(path: Path, advice: str = "make room or permission and repeat the command") -> Iterator[Path]:
     """A path beside ``path`` to write to. It takes its place, synced, at the end; nothing is left if that fails."""

@@ -28,7 +28,7 @@ from interclr.data.views import centre_crop
 from interclr.features import embed_all
 from interclr.models import Backbone, described
 from interclr.run import checkpoint
-from interclr.run.files import save_tensors, write_text
+from interclr.run.files import check_writable, save_tensors, write_text
 from interclr.types import Images, UserError
 
 LOCK_ATTEMPTS, LOCK_PAUSE = 21, 0.5  # seconds between them
@@ -190,13 +190,7 @@ def prepare_folder(folder: Path, resume: bool) -> None:
     for name in ("result.json", "backbone.safetensors"):
         if not found and (folder / name).exists():  # all that is left of a run, or somebody else's
             raise UserError(f"{folder} holds a {name} and no checkpoint to go on from: choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write-test-{os.getpid()}"  # every rank tries
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
+    check_writable(folder)
 
 
 @contextmanager
