@@ -150,6 +150,7 @@ def _load_names(network: nn.Module, state: dict[str, Tensor], spec: str) -> None
     if missing:
         raise UserError(
             f"{spec} does not fit this backbone: {len(missing)} of {len(wanted)} tensors are missing or of another "
-            f"shape, the first is {missing[0]}; name the architecture with --backbone"
+            f"shape, the first is {missing[0]}; name the architecture with --backbone. One with a stem or width of its "
+            "own is known only to its run folder and to a .safetensors export: name one of those instead"
         )
     network.load_state_dict({key: state[key] for key in wanted})

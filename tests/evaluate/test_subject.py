@@ -69,6 +69,15 @@ def test_a_wrong_word_is_explained(subject: str, said: str) -> None:
         open_subject(subject)
 
 
+def test_weights_of_a_network_that_has_no_name_point_to_what_knows_it(tmp_path: Path) -> None:
+    narrow = BackboneConfig(backbone="resnet10", width=8, stem="small").build()
+    export(narrow, tmp_path / "b.pth")
+    with pytest.raises(UserError, match=r"--backbone.* run folder .*\.safetensors export"):
+        open_subject(str(tmp_path / "b.pth"), backbone="resnet10")
+    export(narrow, tmp_path / "b.safetensors")
+    assert open_subject(str(tmp_path / "b.safetensors")).backbone.features == narrow.features
+
+
 def unreachable(*_: object, **__: object) -> None:
     raise OSError("no network")
 
