@@ -12,6 +12,7 @@ from torch import Tensor
 
 MOMENTUM = 0.9
 TOP = 5
+ACCURACIES = {"top1": "top-1 %", "top5": "top-5 %"}  # and what tables call them; top-5 of more than five classes
 
 
 class Measured(NamedTuple):

@@ -9,15 +9,17 @@ from pydantic import Field
 from torch import Tensor
 
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, check_labels, features_of
+from interclr.evaluate.heads import ACCURACIES, TOP
 from interclr.evaluate.plots import figure
 from interclr.knn import auto_k, nearest_rows, votes_of
 from interclr.run.files import save_tensors
+from interclr.types import UserError
 
 CURVE = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # values of k in the plot, as far as there are images
 
 
 class KNN(Evaluation):
-    """Cosine k-NN with votes e^{s/T}. A ``k`` beyond the training images means all of them, and is reported as that.
+    """Cosine k-NN with votes e^{s/T}.
 
     ``auto`` is 200, the usual, and of less than 10,000 images a fiftieth: what training measures itself by.
     """
@@ -28,17 +30,20 @@ class KNN(Evaluation):
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         check_labels(data)
+        count = len(data.train)
+        k = auto_k(count) if self.k == "auto" else self.k
+        if k > count:
+            raise UserError(f"k={k} is more than there are training images of {data.name}: {count} at most")
         bank, queries = (features_of(subject, source, context) for source in (data.train, data.test))
         assert data.train.labels is not None
         assert data.test.labels is not None
         labels, truth = data.train.labels.to(bank.device), data.test.labels.to(bank.device)
-        k = auto_k(len(bank)) if self.k == "auto" else min(self.k, len(bank))
-        ks = sorted({k, *(value for value in CURVE if value <= min(max(2 * k, 200), len(bank)))})
+        ks = sorted({k, *(value for value in CURVE if value <= min(max(2 * k, 200), count))})
         similarity, nearest = nearest_rows(bank, queries, ks[-1])
         curve: dict[int, dict[str, float]] = {}
         for value in ks:  # the k nearest are the first k of the most, so one search serves all
             scores = votes_of(similarity[:, :value], labels[nearest[:, :value]], data.classes, self.temperature)
-            curve[value] = accuracies(scores, truth)
+            curve[value] = accuracies(scores.where(scores > 0, -torch.inf), truth)  # no vote is no answer
             if value == k:
                 self._keep(scores, truth, nearest, context)
         figures = {**curve[k], "k": float(k), "temperature": self.temperature}
@@ -71,8 +76,9 @@ class KNN(Evaluation):
         data: LabelledData,
         context: Context,
     ) -> None:
-        row = (f"{figures['top1']:.2f}", f"{figures['top5']:.2f}", str(int(figures["k"])), f"{self.temperature:g}")
-        context.screen.table(f"k-NN of {subject.name} on {data.name}", [row], ("top-1 %", "top-5 %", "k", "T"))
+        found = {title: f"{figures[key]:.2f}" for key, title in ACCURACIES.items() if key in figures}
+        row = {**found, "k": str(int(figures["k"])), "T": f"{self.temperature:g}"}
+        context.screen.table(f"k-NN of {subject.name} on {data.name}", [tuple(row.values())], tuple(row))
         with figure(context.out / "knn") as (axes,):
             axes.plot(list(curve), [found["top1"] for found in curve.values()], marker="o")
             axes.plot([figures["k"]], [figures["top1"]], marker="o", markersize=11, fillstyle="none", color="black")
@@ -85,8 +91,11 @@ class KNN(Evaluation):
 
 
 def accuracies(scores: Tensor, truth: Tensor) -> dict[str, float]:
-    """Top-1 and top-5 in percent of scores (N, classes). With fewer than five classes top-5 is always right."""
-    ranked = scores.topk(min(5, scores.shape[1])).indices
-    hits = ranked == truth[:, None]
-    shares = torch.stack((hits[:, 0].double().mean(), hits.any(1).double().mean())).tolist()
-    return {"top1": 100 * shares[0], "top5": 100 * shares[1]}
+    """Top-1 and top-5 in percent of scores (N, classes); a class with −∞ is not among the five.
+
+    With up to five classes top-5 would always be right: there is none.
+    """
+    best, ranked = scores.topk(min(TOP, scores.shape[1]))
+    hits = (ranked == truth[:, None]) & (best > -torch.inf)
+    top1, top5 = torch.stack((hits[:, 0].double().mean(), hits.any(1).double().mean())).mul(100).tolist()
+    return {"top1": top1, "top5": top5} if scores.shape[1] > TOP else {"top1": top1}

@@ -34,7 +34,7 @@ from interclr.evaluate.base import (
     kept_state,
     refuse_broken,
 )
-from interclr.evaluate.heads import Heads, Measured, best_rate
+from interclr.evaluate.heads import ACCURACIES, TOP, Heads, Measured, best_rate
 from interclr.evaluate.plots import figure
 from interclr.evaluate.stages import Stages
 from interclr.optim import cosine
@@ -151,7 +151,7 @@ class Linear(Evaluation):
         figures_of = {
             stage: {
                 "top1": float(test.top1[i, choice[i]]),
-                "top5": float(test.top5[i, choice[i]]),
+                **({"top5": float(test.top5[i, choice[i]])} if data.classes > TOP else {}),
                 "learning_rate": round(float(heads.rates[i, 0]), 8),  # single precision
                 "dims": part.stop - part.start,
                 "pooled": list(stages.shapes[stage]),
@@ -163,11 +163,11 @@ class Linear(Evaluation):
                 found["held_out_top1"] = float(searched.top1[i].max())
         best = max(figures_of, key=lambda stage: figures_of[stage].get("held_out_top1", figures_of[stage]["top1"]))
         position = list(figures_of).index(best)
+        kinds = [key for key in ACCURACIES if key in figures_of[best]]
         figures = {
-            "top1": figures_of[best]["top1"],
-            "top5": figures_of[best]["top5"],
+            **{key: figures_of[best][key] for key in kinds},
             "best_stage": float(position),
-            **{f"{stage}_{key}": found[key] for stage, found in figures_of.items() for key in ("top1", "top5")},
+            **{f"{stage}_{key}": found[key] for stage, found in figures_of.items() for key in kinds},
         }
         self._table(figures_of, best, preset, selected_on, subject, data, context)
         _draw(context.out / "linear", figures_of, best, curves, data)
@@ -212,18 +212,19 @@ class Linear(Evaluation):
         data: LabelledData,
         context: Context,
     ) -> None:
+        kinds = [key for key in ACCURACIES if key in figures_of[best]]
         rows = [
             (
                 f"{stage} *" if stage == best else stage,
-                f"{found['top1']:.2f}",
-                f"{found['top5']:.2f}",
+                *(f"{found[key]:.2f}" for key in kinds),
                 f"{found['learning_rate']:g}",
                 f"{found['dims']:,}",
             )
             for stage, found in figures_of.items()
         ]
         title = f"linear probes of {subject.name} on {data.name} (preset {preset}; * best, chosen on {selected_on})"
-        context.screen.table(title, rows, ("stage", "top-1 %", "top-5 %", "learning rate", "features"))
+        header = ("stage", *(ACCURACIES[key] for key in kinds), "learning rate", "features")
+        context.screen.table(title, rows, header)
 
 
 class _Probe:

@@ -35,6 +35,7 @@ from interclr.evaluate.base import (
     refuse_broken,
 )
 from interclr.evaluate.draws import balanced_draw, smallest_class
+from interclr.evaluate.heads import ACCURACIES
 from interclr.evaluate.knn import accuracies
 from interclr.evaluate.plots import figure
 from interclr.features import embed_all
@@ -69,8 +70,7 @@ class SemiSupervised(Evaluation):
     it, but not below 8 images, so that a hundredth of a small set still makes some steps; the classifier's rate shrinks
     with the batch, the backbone's stays. The rule is ours and was picked among about a dozen by synthetic *test*
     accuracy, one seed and backbone: compare small sets with each other, not with protocols tuned elsewhere. The last,
-    incomplete batch of an epoch is dropped; the next epoch's order drops others. With up to five classes top-5 says
-    nothing.
+    incomplete batch of an epoch is dropped; the next epoch's order drops others.
 
     A checkpoint after every epoch makes an interrupted run continue where it was, bit for bit; another backbone,
     subset, seed or setting starts afresh. Checkpoints go when the result is written.
@@ -165,16 +165,16 @@ class SemiSupervised(Evaluation):
 
     def _show(self, figures: dict[str, float], details: list[dict[str, Any]], title: str, context: Context) -> None:
         names = [str(each["part"]) for each in details]
+        kinds = {key: column for key, column in ACCURACIES.items() if f"{key}@{names[0]}" in figures}
         rows = [
-            (name, str(each["images"]), f"{figures[f'top1@{name}']:.2f}", f"{figures[f'top5@{name}']:.2f}")
+            (name, str(each["images"]), *(f"{figures[f'{key}@{name}']:.2f}" for key in kinds))
             for name, each in zip(names, details, strict=True)
         ]
-        header = ("labels", "images", "top-1 %", "top-5 %")
-        context.screen.table(f"semi-supervised of {title}", rows, header)
+        context.screen.table(f"semi-supervised of {title}", rows, ("labels", "images", *kinds.values()))
         with figure(context.out / "semi-supervised", columns=2) as (bars, curve):
-            for offset, key, label in ((-0.2, "top1", "top-1"), (0.2, "top5", "top-5")):
+            for offset, (key, label) in zip((-0.2, 0.2), kinds.items(), strict=False):
                 values = [figures[f"{key}@{name}"] for name in names]
-                drawn = bars.bar(np.arange(len(names)) + offset, values, 0.38, label=label)
+                drawn = bars.bar(np.arange(len(names)) + offset, values, 0.38, label=label.removesuffix(" %"))
                 bars.bar_label(drawn, fmt="%.1f")
             bars.set_xticks(range(len(names)), names)
             bars.set_ylim(0, 108)

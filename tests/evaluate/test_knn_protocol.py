@@ -48,7 +48,8 @@ def test_against_scikit_learn(k: int, temperature: float, tmp_path: Path) -> Non
     truth = np.asarray(data.test.labels)
     assert figures["top1"] == pytest.approx(100 * (share.argmax(1) == truth).mean())
     best_five = np.argsort(-share, 1, kind="stable")[:, :5]
-    assert figures["top5"] == pytest.approx(100 * (best_five == truth[:, None]).any(1).mean(), abs=1.01)  # ties at 0
+    voted = np.take_along_axis(share, best_five, 1) > 0
+    assert figures["top5"] == pytest.approx(100 * ((best_five == truth[:, None]) & voted).any(1).mean())
     assert (figures["k"], figures["temperature"]) == (k, temperature)
     kept = load_file(where.out / "predictions.safetensors")
     np.testing.assert_allclose(kept["votes"], share, atol=1e-4)
@@ -61,16 +62,26 @@ def test_against_scikit_learn(k: int, temperature: float, tmp_path: Path) -> Non
     assert (where.out / "knn.png").stat().st_size > 1000
 
 
-def test_more_neighbours_than_images_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = LabelledData(source(40, 0, 3), source(20, 1, 3), "patterns")
+def test_a_class_without_a_vote_is_not_among_the_five(tmp_path: Path) -> None:
+    data = LabelledData(source(300, 0), source(100, 1), "patterns")
+    figures = KNN(k=1).run(SUBJECT, data, context(tmp_path / "knn"))
+    assert figures["top5"] == figures["top1"] < 100  # one neighbour votes for one class
+
+
+def test_with_five_classes_there_is_no_top_5_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = LabelledData(source(40, 0, 5), source(20, 1, 5), "patterns")
     where = Context(context(tmp_path / "knn").out, torch.device("cpu"), Screen())
-    figures = KNN(k=300).run(SUBJECT, data, where)
-    assert figures["k"] == 40
-    assert figures["top5"] == 100
+    figures = KNN(k=40).run(SUBJECT, data, where)
+    assert set(figures) == {"top1", "k", "temperature"}
     printed = capsys.readouterr().out
-    assert "k" in printed
-    assert "40" in printed
-    assert "0.1" in printed
+    assert "top-5" not in printed
+    assert all(word in printed for word in ("top-1 %", "k", "40", "0.1"))
+
+
+def test_more_neighbours_than_images_are_refused(tmp_path: Path) -> None:
+    data = LabelledData(source(40, 0, 3), source(20, 1, 3), "patterns")
+    with pytest.raises(UserError, match=r"^k=41 .* patterns: 40 at most"):
+        KNN(k=41).run(SUBJECT, data, context(tmp_path))
 
 
 def test_by_default_as_many_neighbours_as_while_training(tmp_path: Path) -> None:
