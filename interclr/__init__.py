@@ -30,3 +30,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'interclr' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """With the names that are not loaded yet, for completion."""
+    return sorted({*globals(), *__all__})

@@ -386,7 +386,10 @@ def data_check(
     with screen.working("checking") as progress:
         report = check(source, progress=progress)
     rows = [(kind, f"{count:,}", examples) for kind, count, examples in report.summary()]
-    screen.table(f"{source}: {report.count:,} images", rows, ("finding", "images", "for instance"))
+    if rows:
+        screen.table(f"{source}: {report.count:,} images", rows, ("finding", "images", "for instance"))
+    else:
+        screen.say(f"{source}: {report.count:,} images, nothing odd found")
     if report_file is not None:
         if report_file.exists() and not report_file.is_file():  # a pipe
             report_file.write_text(report.to_json())

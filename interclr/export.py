@@ -53,6 +53,8 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
     """
     if format not in get_args(Format):
         raise UserError(f"there is no export format {format!r}: choose {', '.join(get_args(Format))}")
+    if Path(path).is_dir():
+        raise UserError(f"{path} is a folder: name the file to write")
     path = _with_suffix(Path(path), format)
     network = backbone.network
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}

@@ -121,6 +121,12 @@ def test_the_installed_command_does_the_same() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_the_public_names_are_listed_before_they_are_loaded() -> None:
+    code = "import sys, interclr; print({*interclr.__all__, '__version__'} <= {*dir(interclr)}, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True False\n", done.stderr
+
+
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys; sys.argv = ['interclr', '--help']; from interclr import cli\n"
     code += "try: cli.main()\nexcept SystemExit: print('torch' in sys.modules)"
@@ -210,7 +216,8 @@ def test_pack_and_check(call: object, tmp_path: Path) -> None:
     assert "class[/b] broken.png" in checked.out
     assert "broken.png" in (tmp_path / "report.json").read_text()
     odd.unlink()
-    assert call("data", "check", str(folder)).code == 0
+    checked = call("data", "check", str(folder))
+    assert (checked.code, checked.out) == (0, f"{folder}: 6 images, nothing odd found\n")
 
 
 def test_ctrl_c_is_130(call: object, monkeypatch: pytest.MonkeyPatch) -> None:

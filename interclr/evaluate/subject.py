@@ -124,6 +124,8 @@ def _timm(name: str) -> Backbone:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors only: nothing in the file is executed."""
+    if path.suffix.lower() == ".onnx":
+        raise UserError(f"{path}: ONNX files are written, not read: give the run folder or its .safetensors export")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -135,7 +135,9 @@ def test_deep_colour_is_found_though_pillow_hides_it(tmp_path: Path) -> None:
     header = struct.pack(">IIBBBBB", 40, 40, 16, 2, 0, 0, 0)  # 16 bits, RGB
     content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
-    assert names(check(tmp_path), "16-bit") == ["deep.png"]
+    (tmp_path / "deep.ppm").write_bytes(b"P6 # 8\n# 9 9 9\n40 40\n65535\n" + bytes(40 * 40 * 6))
+    (tmp_path / "flat.ppm").write_bytes(b"P6\n40 40\n255\n" + b"4096 " * 960)
+    assert names(check(tmp_path), "16-bit") == ["deep.png", "deep.ppm"]
 
 
 def test_all_splits_are_checked(tmp_path: Path) -> None:

