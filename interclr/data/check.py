@@ -15,7 +15,7 @@ from PIL import Image
 
 from interclr.data.builtin import BUILT_IN, open_source
 from interclr.data.decode import has_alpha, open_image, orientation, render, to_tensor, unreadable_as
-from interclr.data.folder import images_below
+from interclr.data.folder import images_below, splits_of_folder, strays
 from interclr.data.packed_store import is_packed
 from interclr.data.parallel import Progress, ordered_map
 from interclr.data.source import FileSource, Source, UnreadableImage
@@ -86,6 +86,7 @@ def check(
 ) -> CheckReport:
     """Read every image once. Images whose shorter side is under ``small`` are reported as small."""
     other: dict[str, int] = {}
+    outside: list[str] = []
     if not isinstance(source, Source):
         path = Path(source)
         # Of a folder everything is looked at, all its splits together.
@@ -94,10 +95,13 @@ def check(
             # Somebody may expect their .heic to be seen.
             other = {f".{kind}" if kind else "without extension": many for kind, many in listing.kinds.items()}
             source = FileSource(path, listing.images)
+            outside = _outside_class_folders(path, listing.images.to_list())
         else:
             source = open_source(source)
     count = len(source)
     findings: dict[str, list[tuple[str, str]]] = {}
+    if outside:
+        findings["outside the class folders"] = [(name, "so no image has a label") for name in outside]
     file_digests = np.zeros((count, 16), dtype=np.uint8)
     pixel_digests = np.zeros((count, 16), dtype=np.uint8)
     for index, result in enumerate(ordered_map(_inspector(source, small), count, workers)):
@@ -118,6 +122,13 @@ def check(
         return [[source.name_of(index) for index in group] for group in groups]
 
     return CheckReport(source.name, count, findings, named(same_file), named(same_pixels), other)
+
+
+def _outside_class_folders(folder: Path, names: list[str]) -> list[str]:
+    """Of every split by itself, as labels are."""
+    tops = [f"{split}/" for split in dict.fromkeys(splits_of_folder(folder).values())] or [""]
+    split = {top: [name.removeprefix(top) for name in names if name.startswith(top)] for top in tops}
+    return [f"{top}{name}" for top, within in split.items() for name in strays(within)]
 
 
 Inspection = tuple[list[tuple[str, str]], Digest, Digest]  # (kind, detail)s, digest of the file, of the pixels

@@ -74,6 +74,17 @@ def labels_by_folder(names: Names, siblings: list[Path], own: Path) -> tuple[Ten
     return torch.tensor([number[top] for top in tops]), classes
 
 
+def folders_and_others(paths: list[str]) -> tuple[set[str], list[str]]:
+    """The first-level folders of these images, and the images that lie in none."""
+    return {path.partition("/")[0] for path in paths if "/" in path}, [path for path in paths if "/" not in path]
+
+
+def strays(paths: list[str]) -> list[str]:
+    """Images beside folders that hold most of them: without these the folders would be classes."""
+    folders, others = folders_and_others(paths)
+    return others if len(folders) > 1 and 2 * len(others) < len(paths) else []
+
+
 def _folders_of_images(folder: Path) -> set[str]:
     """The first-level subfolders with images in them, and the names of images that lie in none."""
     return {path.partition("/")[0] for path in list_images(folder).images}

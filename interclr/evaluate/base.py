@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from interclr.data.folder import folders_and_others, strays
 from interclr.data.reading import Unreadable
-from interclr.data.source import Source
+from interclr.data.source import FileSource, Source
 from interclr.data.stream import in_order
 from interclr.data.views import centre_crop
 from interclr.features import embed_all
@@ -118,7 +119,8 @@ def check_labels(data: LabelledData) -> None:
         if source.labels is None or bool((source.labels < 0).any()):
             missing = len(source) if source.labels is None else int((source.labels < 0).sum())
             raise UserError(
-                f"{missing} of {len(source)} {split} images of {data.name} have no label: choose --data with labels"
+                f"{missing} of {len(source)} {split} images of {data.name} have no label{_why_none(source, data)}: "
+                "choose --data with labels"
             )
     assert data.train.labels is not None
     assert data.test.labels is not None
@@ -128,6 +130,20 @@ def check_labels(data: LabelledData) -> None:
         raise UserError(f"{len(unseen)} classes of the test split have no training image: {', '.join(names)}")
     if len(data.train.labels.unique()) < 2:
         raise UserError(f"all training images of {data.name} are of one class: there is nothing to tell apart")
+
+
+def _why_none(source: Source, data: LabelledData) -> str:
+    """What keeps the images of a folder from having labels, where it seems to have classes."""
+    if source.labels is not None or not isinstance(source, FileSource) or not Path(source.name).is_dir():
+        return ""
+    names = source.names.to_list()
+    if outside := strays(names):
+        more = f" and {len(outside) - 1} more lie" if len(outside) > 1 else " lies"
+        return f", since {outside[0]}{more} outside the class folders"
+    folders, others = folders_and_others(names)
+    if source is data.test and data.train.labels is not None and len(folders) == 1 and not others:
+        return f", since they are all of {folders.pop()}, a class that is missing in the training split"
+    return ""
 
 
 class BrokenImages(UserError):

@@ -119,8 +119,17 @@ class Requested:
         chosen = _a_fifth_of_every_class(train)
         if not chosen:
             raise UserError(f"{self.name} has no test split, and with one image of every class none can be lent to it")
+        assert train.labels is not None
+        classes, tested = len(train.labels.unique()), len(train.labels[sorted(chosen)].unique())
+        if 1 == tested < classes:
+            raise UserError(
+                f"{self.name} has no test split, and only one of its {classes} classes has a second image to be tested "
+                "on: any answer would look right. Add images to the other classes"
+            )
+        never = f"; {classes - tested} of {classes} classes have a single image and are never tested"
         self.screen.say_once(
             f"no test split: {len(chosen)} of {len(train)} images, a fifth of every class, are tested on"
+            + (never if tested < classes else "")
         )
         return Subset(train, [row for row in range(len(train)) if row not in chosen]), Subset(train, sorted(chosen))
 

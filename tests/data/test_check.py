@@ -147,6 +147,18 @@ def test_all_splits_are_checked(tmp_path: Path) -> None:
     assert check(tmp_path).duplicate_files == [["train/same.png", "val/same.png"]]
 
 
+def test_an_image_beside_class_folders_is_named(tmp_path: Path) -> None:
+    for number, name in enumerate(("train/a/0.png", "train/b/0.png", "train/b/1.png", "val/a/0.png", "val/b/0.png")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        noise(number).save(tmp_path / name)
+    assert check(tmp_path).summary() == []
+    noise(9).save(tmp_path / "train" / "stray.png")
+    assert names(check(tmp_path), "outside the class folders") == ["train/stray.png"]
+    for number in range(10, 14):  # rather a folder of photographs with albums in it
+        noise(number).save(tmp_path / "train" / f"{number}.png")
+    assert check(tmp_path).findings == {}
+
+
 def test_clean_folder_has_nothing_to_say(tmp_path: Path) -> None:
     noise(0).save(tmp_path / "a.jpg")
     noise(1).save(tmp_path / "b.jpg")

@@ -477,3 +477,35 @@ def test_the_clusters_of_a_run_are_its_own_though_images_are_unreadable(tmp_path
     assert torch.equal(assigned, bank if resident == "true" else bank[rows])
     if resident == "true":
         assert found["clusters"]["nmi"] == pytest.approx(trained.result["nmi"])
+
+
+def test_classes_of_a_single_image_are_said_to_be_never_tested(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images")
+    for kind in ("class0", "class1"):
+        for path in sorted((folder / kind).iterdir())[1:]:
+            path.unlink()
+    stream = StringIO()
+    request = Request(str(run), str(folder), tmp_path / "out")
+    evaluate(["knn", "svm"], PROTOCOLS, request, [], Screen(Console(file=stream, width=200)))
+    assert stream.getvalue().count("2 of 10 classes have a single image and are never tested") == 1
+
+
+def test_a_test_of_one_class_alone_is_refused(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "images", images=10)
+    first = next((folder / "class0").iterdir())
+    shutil.copy(first, first.with_name("again.png"))
+    with pytest.raises(UserError, match="only one of its 10 classes has a second image"):
+        measure(["knn"], str(run), data=str(folder), out=tmp_path / "out")
+
+
+def test_what_keeps_a_folder_from_having_labels_is_named(run: Path, tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "stray")
+    Image.new("RGB", (32, 32)).save(folder / "stray.png")
+    with pytest.raises(UserError, match=r"81 of 81 .*, since stray\.png lies outside the class folders: "):
+        measure(["knn"], str(run), data=str(folder), out=tmp_path / "out")
+    split = tmp_path / "split"
+    class_folder(split / "train")
+    (split / "test" / "unknown").mkdir(parents=True)
+    Image.new("RGB", (32, 32)).save(split / "test" / "unknown" / "a.png")
+    with pytest.raises(UserError, match="all of unknown, a class that is missing in the training split"):
+        measure(["knn"], str(run), data=str(split), out=tmp_path / "out")
