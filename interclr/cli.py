@@ -6,16 +6,31 @@ import json
 import os
 import sys
 import warnings
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from interclr.types import UserError
 
+
+class Commands(TyperGroup):
+    """Ctrl-C is one line and exit code 130: left to itself typer ends without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -28,15 +43,26 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="A recipe (see: inte
 console = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
+def _as_setting(option: str) -> str:
+    """Of ``--epochs`` that it is written ``schedule.epochs=…``."""
+    from interclr.config import keys_ending_in
+
+    name, _, value = option.lstrip("-").partition("=")
+    written = [f"{key}={value or '…'}" for key in keys_ending_in(name.replace("-", "_"))]
+    return f"settings are written {' or '.join(written)}; " if written else ""
+
+
 def recipe_and_overrides(words: list[str] | None) -> tuple[str | None, list[str]]:
     """The word without '=', or the file of that name, is the recipe; there may be one."""
+    if option := next((word for word in words or [] if word.startswith("-")), None):
+        raise UserError(f"no option {option}; {_as_setting(option)}see: interclr pretrain --help")
     plain = [word for word in words or [] if "=" not in word or (word.endswith(".yaml") and Path(word).is_file())]
     if len(plain) > 1:
         raise UserError(f"one recipe at a time, not {' and '.join(plain)}; overrides are written key.sub=value")
     return (plain[0] if plain else None), [word for word in words or [] if word not in plain]
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def pretrain(
     words: Overrides = None,
     data: Annotated[str | None, typer.Option(help="Folder, list file, packed store or built-in name.")] = None,
@@ -265,7 +291,24 @@ def embed(
     save_tensors(out, tensors)
     names = "\n".join(json.dumps(source.name_of(row)) for row in range(len(source)))
     write_text(out.with_suffix(".names.txt"), names + "\n")
-    console.print(f"{len(source):,} x {features.shape[1]} features in {out}", markup=False)
+    left_out = _other_splits(data, split, source.name, root)
+    of = f" of the {split} split" if left_out else ""
+    rest = "".join(f"; not embedded: {count:,} images of --split {name}" for name, count in left_out.items())
+    console.print(f"{len(source):,} x {features.shape[1]} features{of} in {out}{rest}", markup=False)
+
+
+def _other_splits(data: str, own: str, name: str, root: Path | None) -> dict[str, int]:
+    """How many images ``data`` has in splits other than ``own``, opened as ``name``; most have none."""
+    from interclr.data.builtin import open_source
+
+    found: dict[str, int] = {}
+    opened = {name}  # test and val are often the same
+    for split in (each for each in ("train", "test", "val") if each != own):
+        with suppress(UserError):  # there is no such split
+            source = open_source(data, split, root)
+            found |= {} if source.name in opened else {split: len(source)}
+            opened.add(source.name)
+    return found
 
 
 @app.command()

@@ -228,8 +228,10 @@ def explain(error: ValidationError, root: type[Config] = Settings) -> str:
         lines.setdefault(path, [])
         if item["type"] == "extra_forbidden":
             allowed = list(model.model_fields) if model is not None else []
-            close = difflib.get_close_matches(path.rsplit(".", 1)[-1], allowed, 1, 0.6)
-            hint = f"did you mean {close[0]}? " if close else ""
+            last = path.rsplit(".", 1)[-1]
+            elsewhere = [key for key in keys_ending_in(last, root) if key != path]  # it may be another component's
+            close = elsewhere or difflib.get_close_matches(last, allowed, 1, 0.6)
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
             lines[path].append(f"unknown key; {hint}allowed: {', '.join(allowed)}")
         elif item["type"] == "value_error":
             lines[path].append(str(item["ctx"]["error"]))
@@ -239,6 +241,16 @@ def explain(error: ValidationError, root: type[Config] = Settings) -> str:
             message = item["msg"][0].lower() + item["msg"][1:]
             lines[path].append(f"{message} (got {item['input']!r})")
     return "; ".join(f"{path}: {_joined(messages)}" if path else _joined(messages) for path, messages in lines.items())
+
+
+def keys_ending_in(name: str, root: type[Config] = Settings) -> list[str]:
+    """Full keys whose last part is ``name``: what somebody meant who left out the rest."""
+    found = {name: None} if name in root.model_fields else {}  # a dict, since components of a union share keys
+    for key, field in root.model_fields.items():
+        if get_origin(field.annotation) is not tuple:
+            parts = [part for part in _leaves(field.annotation) if isinstance(part, type) and issubclass(part, Config)]
+            found |= {f"{key}.{below}": None for part in parts for below in keys_ending_in(name, part)}
+    return list(found)
 
 
 def _about_name(context: Mapping[str, Any]) -> str:

@@ -67,6 +67,11 @@ def small(*overrides: str) -> list[str]:
     [
         (["pretrain", "data.batchh=3"], "data.batchh: unknown key; did you mean batch?"),
         (["pretrain", "data.batch=many"], "data.batch: "),
+        (["pretrain", "epochs=2"], "epochs: unknown key; did you mean schedule.epochs?"),
+        (["pretrain", "warmup_epochs=2"], "did you mean inter.warmup_epochs or schedule.warmup_epochs?"),
+        (["pretrain", "--epochs", "2"], "no option --epochs; settings are written schedule.epochs=…; see"),
+        (["pretrain", "--resum"], "no option --resum; see: interclr pretrain --help"),
+        (["config", "cifar10-byol", "method.queue=3"], "method.queue: unknown key; allowed: name"),
         (["pretrain", "defalt"], "no recipe 'defalt': did you mean default"),
         (["pretrain", "default", "mocov2"], "one recipe at a time"),
         (["pretrain", "seed=["], "seed: "),
@@ -229,6 +234,15 @@ def test_ctrl_c_is_130(call: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.code, result.err) == (130, "interrupted\n")
 
 
+def test_ctrl_c_in_a_command_is_one_line_and_130(call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("interclr.report.report", interrupted)
+    result = call("report", "somewhere", "--device", "cpu")
+    assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
+
+
 def test_recipe_and_overrides() -> None:
     assert cli.recipe_and_overrides(None) == (None, [])
     assert cli.recipe_and_overrides(["a.b=1", "mocov2", "c=d=e"]) == ("mocov2", ["a.b=1", "c=d=e"])
@@ -298,7 +312,13 @@ def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
     assert not (run / "evaluate" / "all.json").exists()  # which belongs to evaluate all
     assert "no protocol 'x'" in call("evaluate", "knn,x", str(run)).err
     assert "settings belong to one protocol" in call("evaluate", "knn,clusters", str(run), "k=3").err
-    assert call("embed", str(run), "synthetic:12", str(tmp_path / "features.safetensors")).code == 0
+    answer = call("embed", str(run), "synthetic:12", str(tmp_path / "features.safetensors"))
+    assert answer.code == 0
+    assert "12 x 64 features of the train split in" in answer.out
+    assert answer.out.endswith("; not embedded: 3 images of --split test\n")
+    whole = write_images(tmp_path / "whole", 4)
+    answer = call("embed", str(run), str(whole), str(tmp_path / "whole.safetensors"))
+    assert answer.out.endswith(f"4 x 64 features in {tmp_path / 'whole.safetensors'}\n")
     assert len((tmp_path / "features.names.txt").read_text().splitlines()) == 12
     assert "are written as .safetensors" in call("embed", str(run), "synthetic:12", str(tmp_path / "f.npy")).err
     words = ["torchvision/resnet18", "synthetic:12", str(tmp_path / "tv.safetensors"), "--image-size", "32"]

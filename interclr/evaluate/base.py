@@ -91,6 +91,10 @@ class Evaluation(Config, ABC):
         """Those that cannot be read are then left out, of the images it is given and of all that is counted."""
         return True
 
+    def continues(self, data: LabelledData) -> bool:
+        """Whether it keeps checkpoints, so that the same command goes on after an interruption."""
+        return False
+
     def open(self, images: Requested) -> tuple[LabelledData, Evaluation]:
         """What to measure on, and these settings with what those tell: by default labelled images, and as they are."""
         return images.labelled(), self

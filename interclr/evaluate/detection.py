@@ -91,6 +91,9 @@ class Detection(Evaluation):
             found |= {"train": ("VOC2007/trainval",), "test": ("VOC2007/test",)}
         return LabelledData(train, train, name), self.model_copy(update=found)
 
+    def continues(self, data: LabelledData) -> bool:
+        return True
+
     def run(self, subject: Subject, data: LabelledData | None, context: Context) -> dict[str, float]:
         """``data`` is not looked at: boxes are read from the folder that the field ``data`` names."""
         learn, judge = self._read(context)

@@ -105,6 +105,9 @@ class Linear(Evaluation):
     cache_gb: Annotated[float, Field(ge=0)] = 16.0  # most memory for features in float16; beyond it, no cache
     save_epochs: Count = 1  # between states from which a run without cache goes on
 
+    def continues(self, data: LabelledData) -> bool:
+        return self.plan(data).augment
+
     def plan(self, data: LabelledData) -> Plan:
         return self._preset(data)[1]
 

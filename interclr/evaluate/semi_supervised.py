@@ -97,6 +97,9 @@ class SemiSupervised(Evaluation):
             raise ValueError("nesterov=true needs a momentum above 0")
         return self
 
+    def continues(self, data: LabelledData) -> bool:
+        return True
+
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         check_labels(data)
         assert data.test.labels is not None

@@ -71,7 +71,12 @@ def evaluate(
             data, settings = settings.open(Requested(request, largest_side(subject.image_size), place, screen))
             if whole and settings.weeks_on_a_cpu and request.device.type == "cpu":
                 raise UserError("takes weeks on a CPU and is left out; ask for it by its name to run it all the same")
-            results[name] = _run(settings, subject, data, context, broken)
+            try:
+                results[name] = _run(settings, subject, data, context, broken)
+            except KeyboardInterrupt:
+                if settings.continues(data):
+                    screen.say(f"{name}: the same command goes on where this one was")
+                raise
         except UserError as error:
             if len(names) == 1:
                 raise

@@ -509,3 +509,23 @@ def test_what_keeps_a_folder_from_having_labels_is_named(run: Path, tmp_path: Pa
     Image.new("RGB", (32, 32)).save(split / "test" / "unknown" / "a.png")
     with pytest.raises(UserError, match="all of unknown, a class that is missing in the training split"):
         measure(["knn"], str(run), data=str(split), out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "goes_on"), [("knn", False), ("semi-supervised", True)])
+def test_an_interrupted_protocol_says_whether_it_goes_on(
+    run: Path, tmp_path: Path, name: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PROTOCOLS[name], "run", interrupted)
+    stream = StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        evaluate([name], PROTOCOLS, Request(str(run), out=tmp_path), [], Screen(Console(file=stream, width=200)))
+    assert ("the same command goes on where this one was" in stream.getvalue()) == goes_on
+
+
+def test_of_linear_probes_those_that_augment_go_on() -> None:
+    data = LabelledData(open_source("synthetic:40"), open_source("synthetic:40", "test"), "synthetic")
+    kinds = [PROTOCOLS["linear"].model_validate(tree) for tree in ({}, {"augment": True}, {"preset": "imagenet"})]
+    assert [kind.continues(data) for kind in kinds] == [False, True, True]
