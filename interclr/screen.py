@@ -139,9 +139,9 @@ class TrainingBar:
         self.screen, self.total, self.first, self.progress, self.task = screen, total, first, progress, task
         self.started = self.last = time.monotonic()
 
-    def advance(self, step: int) -> None:
+    def advance(self, step: int, epoch: str) -> None:
         if self.progress is not None:
-            self.progress.update(self.task, completed=step)
+            self.progress.update(self.task, completed=step, epoch=epoch)
 
     def show(self, epoch: str, record: dict[str, Any]) -> None:
         figures = (
@@ -151,7 +151,7 @@ class TrainingBar:
         if "labels_changed" in record:
             figures += f"  relabelled {100 * record['labels_changed']:.0f} %"
         if self.progress is not None:
-            self.progress.update(self.task, epoch=epoch, figures=figures)
+            self.progress.update(self.task, figures=figures)
         elif time.monotonic() - self.last > LINE_EVERY:
             self.last = time.monotonic()
             done = record["step"] - self.first

@@ -111,6 +111,7 @@ class Training:
         self.seconds = 0.0  # spent training in earlier sittings
         self.measured: dict[str, float] = {}  # k-NN before training, and of pixels
         self.logged: Record = {}  # of the latest whole interval
+        self.bar: TrainingBar | None = None  # while steps are made
         self.log_every = engine.log_every
         if self.plan.total < 2 * self.log_every:
             self.log_every = max(1, self.plan.total // SHORT_RECORDS)
@@ -278,8 +279,9 @@ class Training:
             last = self.plan.total
             if stop_after is not None:  # whole optimiser steps: a checkpoint holds no half-summed gradients
                 last = min(last, math.ceil((self.step + stop_after) / self.plan.accumulate) * self.plan.accumulate)
-            with self.interruption.heeded(), self.screen.training(self.plan.total, self.step) as bar:
-                self._train(last, bar)
+            with self.interruption.heeded(), self.screen.training(self.plan.total, self.step) as self.bar:
+                self._train(last, self.bar)
+            self.bar = None
             if self.step < self.plan.total:
                 self._save()
                 self.screen.say(f"stopped at step {self.step:,} of {self.plan.total:,}; continue with --resume")
@@ -316,7 +318,7 @@ class Training:
                 self.interruption.preparing = False
                 self.compile_seconds = time.monotonic() - began
                 self.screen.say(f"compiled in {self.compile_seconds:.0f} s")
-            bar.advance(self.step)
+            bar.advance(self.step, self._epoch_of(self.step))
             if self.step % log_every == 0 or self.step == total:
                 now = time.monotonic()
                 record = {
@@ -329,7 +331,8 @@ class Training:
                 }
                 # Before the wait below, in which the device catches up with what it was given.
                 mark, since = now, self.step
-                self._show(self.averages.flush(record), bar)
+                if (before := self.averages.flush(record)) is not None:
+                    self._log(before)
             if self.step % per_epoch == 0:
                 self._end_epoch(self.step // per_epoch - 1)
                 mark, since = time.monotonic(), self.step
@@ -361,14 +364,15 @@ class Training:
         self.next_look = self.step + max(1, min(self.settings.engine.log_every, int(LOOK_SECONDS / max(pace, 1e-6))))
         return bool(asked > 0)
 
-    def _show(self, record: Record | None, bar: TrainingBar) -> None:
-        if record is not None:
-            self._log(record)
-            bar.show(f"{int(record['epoch']) + 1}/{self.plan.epochs}", record)
+    def _epoch_of(self, step: int) -> str:
+        """The epoch, counted from 1, that a finished step was of."""
+        return f"{-(-step // self.plan.steps_per_epoch)}/{self.plan.epochs}"
 
     def _log(self, record: Record) -> None:
         for logger in self.loggers:
             logger.log(record)
+        if "loss" in record and self.bar is not None:
+            self.bar.show(self._epoch_of(record["step"]), record)
         if "loss" in record and record["step"] % self.log_every == 0:
             self.logged = record
         if not math.isfinite(record.get("loss", 0.0)):

@@ -345,7 +345,7 @@ class Stopwatch(Screen):
 
 
 class _Marks(TrainingBar):
-    def advance(self, step: int) -> None:
+    def advance(self, step: int, epoch: str) -> None:
         assert isinstance(self.screen, Stopwatch)
         if torch.cuda.is_available():
             torch.cuda.synchronize()

@@ -4,8 +4,11 @@ import itertools
 import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +33,7 @@ from interclr.learner import Learner
 from interclr.run import checkpoint
 from interclr.run.files import save_tensors
 from interclr.run.folder import Run
-from interclr.screen import Screen
+from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
 
@@ -55,6 +58,30 @@ def test_short_runs_have_curves_to_their_last_step(tmp_path: Path) -> None:
     for every, logged in ((3, [3, 6, 8]), (4, [4, 8]), (5, list(range(1, 9)))):
         run = train(tiny(f"engine.log_every={every}"), tmp_path / f"every{every}")
         assert [line["step"] for line in run.metrics if "loss" in line] == logged
+
+
+def test_the_bar_shows_the_epoch_from_the_first_step_and_every_figure(out: Path) -> None:
+    """Also where every epoch ends, and is measured, before the second record would bring up the first."""
+    seen: list[str] = []
+
+    class Bar(TrainingBar):
+        def advance(self, step: int, epoch: str) -> None:
+            seen.append(epoch)
+
+        def show(self, epoch: str, record: dict[str, Any]) -> None:
+            seen.append(f"{epoch} step {record['step']}")
+
+    class Watched(Screen):
+        @contextmanager
+        def training(self, total: int, first: int) -> Iterator[TrainingBar]:
+            yield Bar(self, total, first)
+
+    train(tiny("engine.log_every=4", "schedule.epochs=3"), out, screen=Watched(quiet=True))
+    assert seen == [
+        *(["1/3"] * 4 + ["1/3 step 4"]),
+        *(["2/3"] * 4 + ["2/3 step 8"]),
+        *(["3/3"] * 4),
+    ]
 
 
 def test_more_neighbours_than_images_are_told_as_what_they_are(tmp_path: Path) -> None:
