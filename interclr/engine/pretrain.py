@@ -18,7 +18,7 @@ from interclr.engine.dataset import Facts, TrainingData, median_side, open_train
 from interclr.engine.mode import engine_mode
 from interclr.engine.settle import settle
 from interclr.engine.training import Training
-from interclr.run.folder import Run, new_folder, prepare_folder, sole_writer
+from interclr.run.folder import Run, left_as_found, new_folder, prepare_folder, sole_writer
 from interclr.screen import Screen
 
 
@@ -40,10 +40,11 @@ def pretrain(
     device = choose_device(settings.engine.device)
     dist.start(device)
     screen = screen or Screen()
-    prepare_folder(folder, resume)
-    with sole_writer(folder) if dist.is_main() else nullcontext():
-        prepare_folder(folder, resume)  # another run may have ended there while this one waited
-        return _train(settings, folder, resume, screen, stop_after, device)
+    with left_as_found(folder) if dist.is_main() else nullcontext():
+        prepare_folder(folder, resume)
+        with sole_writer(folder) if dist.is_main() else nullcontext():
+            prepare_folder(folder, resume)  # another run may have ended there while this one waited
+            return _train(settings, folder, resume, screen, stop_after, device)
 
 
 def _train(

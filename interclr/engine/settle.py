@@ -97,7 +97,7 @@ def _check(tree: dict[str, Any], n: int) -> None:
     if inter is not None and inter["intra_weight"] < 1 and inter["warmup_epochs"] >= epochs:
         raise UserError(
             f"inter.warmup_epochs: after {inter['warmup_epochs']} epochs of {epochs} the inter branch would never "
-            "begin; use fewer, or auto for half of them"
+            "begin; give fewer, or inter.warmup_epochs=auto for half of them"
         )
 
 

@@ -146,6 +146,7 @@ class Training:
             "changes": self.changes,
             "processes": dist.world(),
             "data": self.data.source.fingerprint(),
+            "images": self.images,
             "settings": dump(self.settings),
         }
 
@@ -162,9 +163,8 @@ class Training:
             raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
         if state["data"] != self.data.source.fingerprint():
             raise UserError(
-                f"the data are not those {path.name} was trained on: the images of {self.data.source.name}, or the "
-                "labels that are read of them, have changed, and indices may point to other images. Restore the data, "
-                "or start a new run"
+                f"the data are not those {path.name} was trained on: {self._what_changed(state)}, and indices may "
+                "point to other images. Restore the data, or start a new run"
             )
         started = state["clusters_started"]
         if started and (kept := start_of_inter(state["settings"], self.settings)) is not None:
@@ -210,6 +210,14 @@ class Training:
         if self.step > self.plan.total:
             raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
         return True
+
+    def _what_changed(self, state: checkpoint.State) -> str:
+        """Of the images since ``state`` was saved: another place, another number, or other names and labels."""
+        before, now = settings_of(state["settings"]).data.source, self.settings.data.source
+        was = state.get("images", self.images)  # which checkpoints of before do not tell
+        other = [f"{now} is not {before}"] if before != now else []
+        other += [f"there were {was:,} images and are {self.images:,} now"] if was != self.images else []
+        return ", ".join(other) or f"names of the images of {now}, or labels that are read of them, have changed"
 
     def _start_inter_from(self, step: int) -> None:
         """A branch that should have begun before ``step`` begins with the next epoch, and the settings say so."""

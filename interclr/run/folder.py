@@ -194,6 +194,24 @@ def prepare_folder(folder: Path, resume: bool) -> None:
 
 
 @contextmanager
+def left_as_found(folder: Path) -> Iterator[None]:
+    """Where what follows fails before there is a run, the lock and the folders that were made for it go again."""
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    lock = folder / ".lock"
+    locked = lock.exists()
+    try:
+        yield
+    except BaseException:
+        if not (folder / "resolved.yaml").exists():
+            with suppress(OSError):  # up to the first that somebody else uses as well
+                if not locked:
+                    lock.unlink(missing_ok=True)
+                for place in new:
+                    place.rmdir()
+        raise
+
+
+@contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
     """While this lasts no other process can train in ``folder``: two would mix into one run.
 

@@ -46,6 +46,18 @@ def test_one_process_at_a_time_trains_in_a_folder(out: Path, monkeypatch: pytest
     assert train(tiny(*INTER), out, stop_after=2).metrics is not None
 
 
+def test_a_refused_run_leaves_nothing_that_was_not_there(tmp_path: Path) -> None:
+    too_many = tiny("data.batch=65")
+    with pytest.raises(UserError, match=r"data\.batch: 65"):
+        train(too_many, tmp_path / "runs" / "new")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    with pytest.raises(UserError, match=r"data\.batch: 65"):
+        train(too_many, tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
 def test_a_failed_run_does_not_keep_the_folder(out: Path) -> None:
     """Workers of a run that failed may live on, held by its traceback; they have inherited the lock's file."""
     out.mkdir()

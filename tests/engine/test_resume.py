@@ -238,9 +238,15 @@ def test_changed_data_are_refused(tmp_path: Path) -> None:
     images = write_images(tmp_path / "images", 16)
     train(folder(images), tmp_path / "run", stop_after=1)
     shutil.copy(images / "003.png", images / "0035.png")
-    with pytest.raises(UserError, match="the data are not those"):
+    with pytest.raises(UserError, match=r"the data are not those .*: there were 16 images and are 17 now, and"):
         train(folder(images), tmp_path / "run", resume=True)
-    (images / "0035.png").unlink()
+    with pytest.raises(UserError, match=rf"{tmp_path}/other is not {images}, there were 16 images and are 18 now"):
+        train(folder(write_images(tmp_path / "other", 18)), tmp_path / "run", resume=True)
+    (images / "0035.png").rename(images / "003.png")
+    (images / "004.png").rename(images / "005x.png")
+    with pytest.raises(UserError, match=rf"names of the images of {images}, or labels .*, have changed"):
+        train(folder(images), tmp_path / "run", resume=True)
+    (images / "005x.png").rename(images / "004.png")
     assert train(folder(images), tmp_path / "run", resume=True).finished
 
 
