@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -43,19 +44,24 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="A recipe (see: inte
 console = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
-def _as_setting(option: str) -> str:
-    """Of ``--epochs`` that it is written ``schedule.epochs=…``."""
+def _meant(option: str) -> str:
+    """Of ``--epochs`` that it is written ``schedule.epochs=…``, of ``--resum`` that it lacks a letter."""
     from interclr.config import keys_ending_in
 
     name, _, value = option.lstrip("-").partition("=")
     written = [f"{key}={value or '…'}" for key in keys_ending_in(name.replace("-", "_"))]
-    return f"settings are written {' or '.join(written)}; " if written else ""
+    if written:
+        return f"settings are written {' or '.join(written)}; "
+    command: Any = typer.main.get_command(app)
+    known = [text for parameter in command.commands["pretrain"].params for text in parameter.opts]
+    close = difflib.get_close_matches(f"--{name}", known, 1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def recipe_and_overrides(words: list[str] | None) -> tuple[str | None, list[str]]:
     """The word without '=', or the file of that name, is the recipe; there may be one."""
     if option := next((word for word in words or [] if word.startswith("-")), None):
-        raise UserError(f"no option {option}; {_as_setting(option)}see: interclr pretrain --help")
+        raise UserError(f"no option {option}; {_meant(option)}see: interclr pretrain --help")
     plain = [word for word in words or [] if "=" not in word or (word.endswith(".yaml") and Path(word).is_file())]
     if len(plain) > 1:
         raise UserError(f"one recipe at a time, not {' and '.join(plain)}; overrides are written key.sub=value")

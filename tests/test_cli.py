@@ -70,7 +70,7 @@ def small(*overrides: str) -> list[str]:
         (["pretrain", "epochs=2"], "epochs: unknown key; did you mean schedule.epochs?"),
         (["pretrain", "warmup_epochs=2"], "did you mean inter.warmup_epochs or schedule.warmup_epochs?"),
         (["pretrain", "--epochs", "2"], "no option --epochs; settings are written schedule.epochs=…; see"),
-        (["pretrain", "--resum"], "no option --resum; see: interclr pretrain --help"),
+        (["pretrain", "--resum"], "no option --resum; did you mean --resume? see: interclr pretrain --help"),
         (["config", "cifar10-byol", "method.queue=3"], "method.queue: unknown key; allowed: name"),
         (["pretrain", "defalt"], "no recipe 'defalt': did you mean default"),
         (["pretrain", "default", "mocov2"], "one recipe at a time"),
