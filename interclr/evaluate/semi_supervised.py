@@ -175,7 +175,7 @@ class SemiSupervised(Evaluation):
         ]
         context.screen.table(f"semi-supervised of {title}", rows, ("labels", "images", *kinds.values()))
         with figure(context.out / "semi-supervised", columns=2) as (bars, curve):
-            for offset, (key, label) in zip((-0.2, 0.2), kinds.items(), strict=False):
+            for offset, (key, label) in zip((-0.2, 0.2) if len(kinds) > 1 else (0.0,), kinds.items(), strict=True):
                 values = [figures[f"{key}@{name}"] for name in names]
                 drawn = bars.bar(np.arange(len(names)) + offset, values, 0.38, label=label.removesuffix(" %"))
                 bars.bar_label(drawn, fmt="%.1f")
