@@ -426,7 +426,7 @@ def data_check(
     source: Annotated[str, typer.Argument(help="Folder, list file or built-in name.")],
     report_file: Annotated[Path | None, typer.Option("--json", help="Also write the whole report here.")] = None,
 ) -> None:
-    """Find unreadable, truncated and odd images and exact duplicates. Exits with 1 where images are unreadable."""
+    """Find unreadable, truncated and odd images, exact and near duplicates. Exits with 1 where some are unreadable."""
     from interclr.data.check import check
     from interclr.run.files import write_text
     from interclr.screen import Screen

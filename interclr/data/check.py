@@ -1,4 +1,4 @@
-"""Look through every image of a source and say what is odd: broken files, rare encodings, exact duplicates."""
+"""Look through every image of a source and say what is odd: broken files, rare encodings, duplicates."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from interclr.data.builtin import BUILT_IN, open_source
+from interclr.data.copies import SIDE, near_copies, tiny
 from interclr.data.decode import has_alpha, open_image, orientation, render, to_tensor, unreadable_as
 from interclr.data.folder import images_below, splits_of_folder, strays
 from interclr.data.packed_store import is_packed
@@ -21,6 +24,8 @@ from interclr.data.parallel import Progress, ordered_map
 from interclr.data.source import FileSource, Source, UnreadableImage
 
 SMALL_SIDE = 32
+DARK = 32  # of 255: a 16-bit image that reaches no further holds 12-bit values or less, and is nearly black
+MOST_COMPARED = 500_000  # images; comparing them takes as the square of their number, minutes for so many on 16 cores
 EXAMPLES = 3
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_BIT_DEPTH_AT = 24
@@ -40,6 +45,7 @@ class CheckReport:
     findings: dict[str, list[tuple[str, str]]]  # kind → (name, detail) of each image, in the order of the source
     duplicate_files: list[list[str]]  # groups of names whose files are equal byte for byte
     duplicate_pixels: list[list[str]]  # groups that show the same pixels, from files that are not all equal
+    near_duplicates: list[tuple[str, str, float]]  # nearly the same picture, and how alike, the closest first
     other: dict[str, int] = field(default_factory=dict)  # files in the folder that are not read, by extension
 
     @property
@@ -56,6 +62,11 @@ class CheckReport:
             if groups:
                 surplus = sum(len(group) - 1 for group in groups)
                 rows.append((kind, surplus, _examples([" = ".join(group[:EXAMPLES]) for group in groups])))
+        if self.near_duplicates:
+            pairs = [f"{one} ≈ {other} ({likeness:.3f})" for one, other, likeness in self.near_duplicates]
+            rows.append(
+                ("near duplicates", len({name for pair in self.near_duplicates for name in pair[:2]}), _examples(pairs))
+            )
         if self.other:
             kinds = sorted(self.other.items(), key=lambda item: (-item[1], item[0]))
             rows.append(("not read", sum(self.other.values()), _examples([f"{many:,} {kind}" for kind, many in kinds])))
@@ -72,6 +83,10 @@ class CheckReport:
             },
             "duplicate_files": self.duplicate_files,
             "duplicate_pixels": self.duplicate_pixels,
+            "near_duplicates": [
+                {"images": [one, other], "likeness": round(likeness, 4)}
+                for one, other, likeness in self.near_duplicates
+            ],
             "other_files": self.other,
         }
         return json.dumps(content, indent=1)
@@ -84,7 +99,10 @@ def check(
     progress: Progress | None = None,
     small: int = SMALL_SIDE,
 ) -> CheckReport:
-    """Read every image once. Images whose shorter side is under ``small`` are reported as small."""
+    """Read every image once. Images whose shorter side is under ``small`` are reported as small.
+
+    Near duplicates are looked for among at most ``MOST_COMPARED`` images: in a larger set not at all.
+    """
     other: dict[str, int] = {}
     outside: list[str] = []
     if not isinstance(source, Source):
@@ -104,12 +122,16 @@ def check(
         findings["outside the class folders"] = [(name, "so no image has a label") for name in outside]
     file_digests = np.zeros((count, 16), dtype=np.uint8)
     pixel_digests = np.zeros((count, 16), dtype=np.uint8)
+    compared = count if count <= MOST_COMPARED else 0
+    pictures = torch.zeros(compared, 3, SIDE, SIDE, dtype=torch.uint8)  # of one colour where unreadable: like none
     for index, result in enumerate(ordered_map(_inspector(source, small), count, workers)):
-        kinds, file_digest, pixel_digest = result
+        kinds, file_digest, pixel_digest, picture = result
         for kind, detail in kinds:
             findings.setdefault(kind, []).append((source.name_of(index), detail))
         file_digests[index] = np.frombuffer(file_digest, np.uint8)
         pixel_digests[index] = np.frombuffer(pixel_digest, np.uint8)
+        if picture is not None and compared:
+            pictures[index] = picture
         if progress is not None:
             progress(index + 1, count)
     same_file = _groups(file_digests)
@@ -121,7 +143,12 @@ def check(
     def named(groups: list[list[int]]) -> list[list[str]]:
         return [[source.name_of(index) for index in group] for group in groups]
 
-    return CheckReport(source.name, count, findings, named(same_file), named(same_pixels), other)
+    near = [
+        (source.name_of(one), source.name_of(second), likeness)
+        for (one, second), likeness in near_copies(pictures, progress).items()
+        if not np.array_equal(pixel_digests[one], pixel_digests[second])
+    ]
+    return CheckReport(source.name, count, findings, named(same_file), named(same_pixels), near, other)
 
 
 def _outside_class_folders(folder: Path, names: list[str]) -> list[str]:
@@ -131,13 +158,15 @@ def _outside_class_folders(folder: Path, names: list[str]) -> list[str]:
     return [f"{top}{name}" for top, within in split.items() for name in strays(within)]
 
 
-Inspection = tuple[list[tuple[str, str]], Digest, Digest]  # (kind, detail)s, digest of the file, of the pixels
+# (kind, detail)s, digest of the file, of the pixels, and a tiny picture of what can be read
+Inspection = tuple[list[tuple[str, str]], Digest, Digest, Tensor | None]
 
 
 def _inspector(source: Source, small: int) -> Callable[[int], Inspection]:
     def inspect(index: int) -> Inspection:
         kinds: list[tuple[str, str]] = []
         file_digest = pixel_digest = NO_DIGEST
+        picture = None
         name = source.name_of(index)
         try:
             with unreadable_as(name):
@@ -151,13 +180,18 @@ def _inspector(source: Source, small: int) -> Callable[[int], Inspection]:
                     kinds += _kinds_of(image, data)
                     pixels = to_tensor(render(image))
                 height, width = pixels.shape[1:]
+                picture = tiny(pixels)
                 if min(height, width) < small:
                     kinds.append(("small", f"{width}×{height}"))
+                if any(kind == "16-bit" for kind, _ in kinds) and int(pixels.max()) < DARK:
+                    kinds.append(
+                        ("16-bit, nearly black", "values use less than an eighth of 16 bits: stretch them first")
+                    )
                 content = pixels.numpy().tobytes()
                 pixel_digest = hashlib.blake2b(content, digest_size=16, salt=f"{width}".encode()).digest()
         except UnreadableImage as error:
             kinds.append((_broken_kind(error.reason), error.reason))
-        return kinds, file_digest, pixel_digest
+        return kinds, file_digest, pixel_digest, picture
 
     return inspect
 

@@ -64,11 +64,7 @@ def report(
         write_bytes(table, text.getvalue().encode("utf-8", "surrogateescape"))
         exact, near = (sum(found == kind for found, *_ in pairs) for kind in ("exact", "near"))
         compared, total = len(content["images"]["names"]), content["images"]["total"]
-        among = (
-            f" among {compared:,} of {total:,} images; interclr data check finds all exact ones"
-            if compared < total
-            else ""
-        )
+        among = f" among {compared:,} of {total:,} images; interclr data check finds all" if compared < total else ""
         screen.say(f"duplicates: {table} ({exact:,} exact and {near:,} near copies{among}; then what is most alike)")
     return target
 

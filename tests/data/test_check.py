@@ -74,7 +74,8 @@ def test_every_kind_is_found(folder: Path, workers: int) -> None:
     assert report.duplicate_files == [["good copy.jpg", "good.jpg"]]
     assert report.duplicate_pixels == [["also good.bmp", "also good.png"]]
     assert report.unreadable == 6
-    assert report.count == len(calls) == 17
+    assert report.count == 17
+    assert calls == [*((done, 17) for done in range(1, 18)), (17, 17)]  # read one by one, then compared at once
     assert calls[-1] == (17, 17)
 
 
@@ -138,6 +139,37 @@ def test_deep_colour_is_found_though_pillow_hides_it(tmp_path: Path) -> None:
     (tmp_path / "deep.ppm").write_bytes(b"P6 # 8\n# 9 9 9\n40 40\n65535\n" + bytes(40 * 40 * 6))
     (tmp_path / "flat.ppm").write_bytes(b"P6\n40 40\n255\n" + b"4096 " * 960)
     assert names(check(tmp_path), "16-bit") == ["deep.png", "deep.ppm"]
+
+
+def test_sixteen_bits_that_hold_less_are_nearly_black(tmp_path: Path) -> None:
+    values = np.linspace(0, 4095, 40 * 40).reshape(40, 40)
+    Image.fromarray(values.astype(np.uint16)).save(tmp_path / "twelve.png")
+    Image.fromarray((values * 16).astype(np.uint16)).save(tmp_path / "sixteen.png")
+    found = check(tmp_path).findings
+    assert [name for name, _ in found["16-bit"]] == ["sixteen.png", "twelve.png"]
+    assert [name for name, _ in found["16-bit, nearly black"]] == ["twelve.png"]
+
+
+def test_near_duplicates_are_found_and_exact_ones_are_not_among_them(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for number in range(4):
+        scene = Image.fromarray(random.integers(0, 200, (6, 6, 3), dtype=np.uint8)).resize((60, 60))
+        scene.save(tmp_path / f"{number}.png")
+    with Image.open(tmp_path / "2.png") as scene:
+        scene.resize((48, 40)).save(tmp_path / "smaller.jpg", quality=70)
+        scene.save(tmp_path / "same.bmp")
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    report = check(tmp_path)
+    assert {frozenset(pair[:2]) for pair in report.near_duplicates} == {
+        frozenset(("2.png", "smaller.jpg")),
+        frozenset(("same.bmp", "smaller.jpg")),
+    }
+    assert report.duplicate_pixels == [["2.png", "same.bmp"]]
+    (row,) = (row for row in report.summary() if row[0] == "near duplicates")
+    assert row[1] == 3
+    assert " ≈ smaller.jpg (0.9" in row[2]
+    told = json.loads(report.to_json())["near_duplicates"]
+    assert {frozenset(pair["images"]) for pair in told} == {frozenset(pair[:2]) for pair in report.near_duplicates}
 
 
 def test_all_splits_are_checked(tmp_path: Path) -> None:
