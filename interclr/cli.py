@@ -49,11 +49,12 @@ def _meant(option: str) -> str:
     from interclr.config import keys_ending_in
 
     name, _, value = option.lstrip("-").partition("=")
-    written = [f"{key}={value or '…'}" for key in keys_ending_in(name.replace("-", "_"))]
+    written = [f"{key}={value or '…'}" for key in keys_ending_in(name.rpartition(".")[2].replace("-", "_"))]
     if written:
         return f"settings are written {' or '.join(written)}; "
     command: Any = typer.main.get_command(app)
-    known = [text for parameter in command.commands["pretrain"].params for text in parameter.opts]
+    options = command.commands["pretrain"].params
+    known = [text for option in options for text in (*option.opts, *option.secondary_opts)]
     close = difflib.get_close_matches(f"--{name}", known, 1)
     return f"did you mean {close[0]}? " if close else ""
 
@@ -218,7 +219,9 @@ def plot(
     ],
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="File; .png and .svg are both written.")],
-    data: Annotated[str | None, typer.Option(help="Other images than the run's own (tsne, retrieval).")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Other images than the run's own; not for curves, negatives.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the images that are shown.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
 ) -> None:
@@ -243,7 +246,7 @@ def plot(
     elif kind == "curves":
         plot_curves(runs, out)
     elif kind in KINDS:
-        plot_found(kind, runs[0], out, seed=seed, device=on, screen=Screen(console))
+        plot_found(kind, runs[0], out, data=data, seed=seed, device=on, screen=Screen(console))
     else:
         raise UserError(f"no plot {kind!r}; there are: tsne, retrieval, curves, negatives, {', '.join(KINDS)}")
     console.print(f"{out.with_suffix('.png')} and {out.with_suffix('.svg')}", markup=False)

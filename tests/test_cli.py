@@ -71,6 +71,8 @@ def small(*overrides: str) -> list[str]:
         (["pretrain", "warmup_epochs=2"], "did you mean inter.warmup_epochs or schedule.warmup_epochs?"),
         (["pretrain", "--epochs", "2"], "no option --epochs; settings are written schedule.epochs=…; see"),
         (["pretrain", "--resum"], "no option --resum; did you mean --resume? see: interclr pretrain --help"),
+        (["pretrain", "--no-reprot"], "did you mean --no-report?"),
+        (["pretrain", "--schedule.epochs=2"], "settings are written schedule.epochs=2;"),
         (["config", "cifar10-byol", "method.queue=3"], "method.queue: unknown key; allowed: name"),
         (["pretrain", "defalt"], "no recipe 'defalt': did you mean default"),
         (["pretrain", "default", "mocov2"], "one recipe at a time"),

@@ -45,7 +45,8 @@ class CheckReport:
     findings: dict[str, list[tuple[str, str]]]  # kind → (name, detail) of each image, in the order of the source
     duplicate_files: list[list[str]]  # groups of names whose files are equal byte for byte
     duplicate_pixels: list[list[str]]  # groups that show the same pixels, from files that are not all equal
-    near_duplicates: list[tuple[str, str, float]]  # nearly the same picture, and how alike, the closest first
+    # Nearly the same picture, and how alike, the closest first; None where there were too many images to compare.
+    near_duplicates: list[tuple[str, str, float]] | None
     other: dict[str, int] = field(default_factory=dict)  # files in the folder that are not read, by extension
 
     @property
@@ -67,12 +68,17 @@ class CheckReport:
             rows.append(
                 ("near duplicates", len({name for pair in self.near_duplicates for name in pair[:2]}), _examples(pairs))
             )
+        if self.near_duplicates is None:
+            rows.append(("near duplicates", 0, f"not looked for among more than {MOST_COMPARED:,} images"))
         if self.other:
             kinds = sorted(self.other.items(), key=lambda item: (-item[1], item[0]))
             rows.append(("not read", sum(self.other.values()), _examples([f"{many:,} {kind}" for kind, many in kinds])))
         return rows
 
     def to_json(self) -> str:
+        near = None
+        if self.near_duplicates is not None:
+            near = [{"images": [one, other], "likeness": round(value, 4)} for one, other, value in self.near_duplicates]
         content = {
             "source": self.source,
             "count": self.count,
@@ -83,10 +89,7 @@ class CheckReport:
             },
             "duplicate_files": self.duplicate_files,
             "duplicate_pixels": self.duplicate_pixels,
-            "near_duplicates": [
-                {"images": [one, other], "likeness": round(likeness, 4)}
-                for one, other, likeness in self.near_duplicates
-            ],
+            "near_duplicates": near,
             "other_files": self.other,
         }
         return json.dumps(content, indent=1)
@@ -143,11 +146,10 @@ def check(
     def named(groups: list[list[int]]) -> list[list[str]]:
         return [[source.name_of(index) for index in group] for group in groups]
 
-    near = [
-        (source.name_of(one), source.name_of(second), likeness)
-        for (one, second), likeness in near_copies(pictures, progress).items()
-        if not np.array_equal(pixel_digests[one], pixel_digests[second])
-    ]
+    near = None
+    if compared or not count:
+        found = near_copies(pictures, [digest.tobytes() for digest in pixel_digests], progress)
+        near = [(source.name_of(one), source.name_of(second), likeness) for (one, second), likeness in found.items()]
     return CheckReport(source.name, count, findings, named(same_file), named(same_pixels), near, other)
 
 

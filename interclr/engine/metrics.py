@@ -182,7 +182,9 @@ class WandB:
             import wandb
         except ImportError as error:
             raise UserError("engine.loggers: wandb is not installed: pip install 'interclr[wandb]'") from error
-        own = _kept_id(folder / "wandb.id", resume_step) or secrets.token_hex(8)  # many folders have the same name
+        own = _kept_id(folder / "wandb.id", resume_step)
+        if own is None:  # many folders have the same name, which used to be the id
+            own = secrets.token_hex(8) if resume_step is None else folder.name
         self._run = wandb.init(dir=str(folder), name=folder.name, resume="allow", id=own)
         write_text(folder / "wandb.id", own)
 

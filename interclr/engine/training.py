@@ -117,7 +117,7 @@ class Training:
             self.log_every = max(1, self.plan.total // SHORT_RECORDS)
         self.met_before: dict[str, str] = {}  # unreadable images of earlier sittings
         self.commands: list[str] = []  # of earlier sittings, and this one
-        self.changes: list[str] = []  # between sittings, of what decides the result
+        self.changes: list[str] | None = []  # between sittings, of what decides the result; None where nobody knows
         self.resumed = resume and self._restore()
         here = self.step if self.resumed else None
         same_on_all_ranks("checkpoint to go on from (--out has to be a folder that all machines share), step", here)
@@ -158,7 +158,7 @@ class Training:
         state, path, complaints = found
         for complaint in complaints:
             self.screen.warn(complaint)
-        self.changes = list(state.get("changes", []))  # which checkpoints of before do not tell
+        self.changes = state.get("changes")  # which checkpoints of before do not tell
         if state["format"] != FORMAT:
             raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
         if state["data"] != self.data.source.fingerprint():
@@ -179,7 +179,7 @@ class Training:
                     f"the bank, at work from the first step on, had ω and numbers {before} and now has {now}: the "
                     "result will differ from that of a run with these settings"
                 )
-                self.changes.append(f"ω and numbers of the bank: {before} → {now}")
+                self.changes = [*(self.changes or []), f"ω and numbers of the bank: {before} → {now}"]
         changed, processes = changed_settings(state["settings"], self.settings), state.get("processes", dist.world())
         changed += [f"processes: {processes} → {dist.world()}"] if processes != dist.world() else []
         for change in changed:
@@ -187,7 +187,7 @@ class Training:
                 self.screen.say(f"the inter branch has not begun and will be as set now, {change}")
             else:
                 self.screen.warn(f"not as in the run so far, {change}: the result will differ")
-                self.changes.append(change)
+                self.changes = [*(self.changes or []), change]
         fresh = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self.optimiser.param_groups]
         try:
             self.learner.load_state_dict(state["learner"] if started else self._before_inter(state["learner"]))

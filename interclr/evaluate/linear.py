@@ -106,6 +106,7 @@ class Linear(Evaluation):
     save_epochs: Count = 1  # between states from which a run without cache goes on
 
     def continues(self, data: LabelledData) -> bool:
+        """Where features are not kept, which cannot be told beforehand of those that are too large for memory."""
         return self.plan(data).augment
 
     def plan(self, data: LabelledData) -> Plan:

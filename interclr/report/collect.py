@@ -15,7 +15,7 @@ from torch import Tensor
 from interclr.bank import MemoryBank
 from interclr.config import DataConfig, Settings, dump
 from interclr.data.builtin import images_of_a_run
-from interclr.data.copies import Pairs
+from interclr.data.copies import Pairs, near_copies
 from interclr.data.hold_out import split_off
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.subset import readable_part
@@ -201,8 +201,9 @@ def _content(
     layout, method = flatten(gallery.features[mapped].numpy(), screen)
     with screen.working("comparing images"):
         cosine, nearest = findings.neighbours(gallery.features)
-        near = findings.near_duplicates(torch.stack(gallery.tiny), gallery.digests)
-        alike = findings.alike_pairs(cosine, nearest, gallery.digests, near)
+        tiny = torch.stack(gallery.tiny)
+        near = near_copies(tiny, gallery.digests)
+        alike = findings.alike_pairs(cosine, nearest, tiny)
     content: Content = {
         "total": total,
         "count": len(gallery),

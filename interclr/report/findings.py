@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interclr.bank import MemoryBank
-from interclr.data.copies import Pairs, closest_first, near_copies
+from interclr.data.copies import SAME_PICTURE, Pairs, closest_first, likeness
 from interclr.health import false_negatives
 from interclr.knn import nearest_rows
 from interclr.labels import auto_clusters, kmeans
@@ -198,19 +198,15 @@ def equal_groups(digests: Sequence[bytes]) -> list[list[int]]:
     return sorted((group for group in by_digest.values() if len(group) > 1), key=lambda group: (-len(group), group))
 
 
-def near_duplicates(tiny: Tensor, digests: Sequence[bytes]) -> Pairs:
-    """Nearly the same picture by its pixels, but not equal."""
-    return {pair: value for pair, value in near_copies(tiny).items() if digests[pair[0]] != digests[pair[1]]}
-
-
-def alike_pairs(cosine: Tensor, nearest: Tensor, digests: Sequence[bytes], copies: Pairs) -> Pairs:
+def alike_pairs(cosine: Tensor, nearest: Tensor, tiny: Tensor) -> Pairs:
     """Pairs of which one is the other's nearest to the network, but for copies and near copies, the closest first."""
+    one = torch.arange(len(nearest)).repeat_interleave(nearest.shape[1])
+    copies = (likeness(tiny, one, nearest.flatten()) >= SAME_PICTURE).view(nearest.shape)
     pairs: Pairs = {}
     for position in range(len(nearest)):
-        for value, other in zip(cosine[position].tolist(), nearest[position].tolist(), strict=True):
-            pair = min(position, other), max(position, other)
-            if digests[position] != digests[other] and pair not in copies:
-                pairs[pair] = value
+        for value, other, copy in zip(*(found[position].tolist() for found in (cosine, nearest, copies)), strict=True):
+            if not copy:
+                pairs[min(position, other), max(position, other)] = value
                 break
     return closest_first(pairs)
 

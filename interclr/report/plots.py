@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from matplotlib.colors import hsv_to_rgb
 
+from interclr.data.copies import near_copies
 from interclr.evaluate.plots import figure
 from interclr.report import findings
 from interclr.report.collect import open_gallery, sampled, training_source
@@ -35,15 +36,27 @@ class Line:
 
 
 def plot_found(
-    kind: str, run_folder: str | Path, out: str | Path, *, device: torch.device, screen: Screen, seed: int = 0
+    kind: str,
+    run_folder: str | Path,
+    out: str | Path,
+    *,
+    device: torch.device,
+    screen: Screen,
+    data: str | None = None,
+    seed: int = 0,
 ) -> None:
-    """``kind`` is one of ``KINDS``. Of a larger set a sample is compared, another one for another ``seed``."""
+    """``kind`` is one of ``KINDS``. Of a larger set a sample is compared, another one for another ``seed``.
+
+    ``data`` are other images than the run's own, or those where they lie now.
+    """
     folder = Path(run_folder)
     if not (folder / "resolved.yaml").is_file():
         raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
     run = Run(folder)
-    source, _ = training_source(run, run.settings.data, None)
-    gallery = open_gallery(folder, source, sampled(len(source), IMAGES, seed), run.settings, device, screen)
+    settings = run.settings
+    config = settings.data if data is None else settings.data.model_copy(update={"source": data})
+    source, _ = training_source(run, config, None)
+    gallery = open_gallery(folder, source, sampled(len(source), IMAGES, seed), settings, device, screen)
     if kind == "map":
         return _draw_map(gallery, Path(out), screen)
     _draw_lines(
@@ -68,7 +81,7 @@ def clusters(gallery: Gallery) -> list[Line]:
 
 def duplicates(gallery: Gallery) -> list[Line]:
     pairs = [(group["images"][:2], "equal") for group in findings.exact_duplicates(gallery.digests)["shown"]]
-    near = findings.closest(findings.near_duplicates(torch.stack(gallery.tiny), gallery.digests))["shown"]
+    near = findings.closest(near_copies(torch.stack(gallery.tiny), gallery.digests))["shown"]
     pairs += [(pair["images"], f"{pair['likeness']:.3f}") for pair in near]
     if not pairs:
         raise UserError(f"no two of the {len(gallery):,} images compared are equal or nearly so: nothing to draw")

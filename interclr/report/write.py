@@ -64,7 +64,8 @@ def report(
         write_bytes(table, text.getvalue().encode("utf-8", "surrogateescape"))
         exact, near = (sum(found == kind for found, *_ in pairs) for kind in ("exact", "near"))
         compared, total = len(content["images"]["names"]), content["images"]["total"]
-        among = f" among {compared:,} of {total:,} images; interclr data check finds all" if compared < total else ""
+        more = f" among {compared:,} of {total:,} images; interclr data check compares up to 500,000"
+        among = more if compared < total else ""
         screen.say(f"duplicates: {table} ({exact:,} exact and {near:,} near copies{among}; then what is most alike)")
     return target
 

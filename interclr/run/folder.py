@@ -22,6 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+try:
+    import fcntl
+except ImportError:  # not on this system: there nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
 from interclr import dist
 from interclr.config import Settings, load_settings
 from interclr.data.views import centre_crop
@@ -195,19 +200,14 @@ def prepare_folder(folder: Path, resume: bool) -> None:
 
 @contextmanager
 def left_as_found(folder: Path) -> Iterator[None]:
-    """Where what follows fails before there is a run, the lock and the folders that were made for it go again."""
+    """Where what follows fails before there is a run, the folders that were made for it go again."""
     new = [place for place in (folder, *folder.parents) if not place.exists()]
-    lock = folder / ".lock"
-    locked = lock.exists()
     try:
         yield
     except BaseException:
-        if not (folder / "resolved.yaml").exists():
-            with suppress(OSError):  # up to the first that somebody else uses as well
-                if not locked:
-                    lock.unlink(missing_ok=True)
-                for place in new:
-                    place.rmdir()
+        with suppress(OSError):  # up to the first that holds something
+            for place in new:
+                place.rmdir()
         raise
 
 
@@ -215,35 +215,48 @@ def left_as_found(folder: Path) -> Iterator[None]:
 def sole_writer(folder: Path) -> Iterator[None]:
     """While this lasts no other process can train in ``folder``: two would mix into one run.
 
-    A lock that ends with the process, however it ends. Its workers hold it a moment longer, so it is waited for.
+    A lock that ends with the process, however it ends. Its workers hold it a moment longer, so it is waited for. Its
+    file goes where no run has come of it.
     """
-    try:
-        import fcntl
-    except ImportError:  # not on this system
+    if fcntl is None:
         yield
         return
+    file = _locked(folder)
     try:
-        file = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
-    try:
-        for attempt in reversed(range(LOCK_ATTEMPTS)):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == 0:
-                    raise UserError(
-                        f"another process is training in {folder}: wait for it or stop it, or choose another --out"
-                    ) from None
-                time.sleep(LOCK_PAUSE)
-            except OSError:  # a file system without locks
-                break
         yield
+    except BaseException:
+        if not (folder / "resolved.yaml").exists():
+            with suppress(OSError):
+                (folder / ".lock").unlink()  # still ours: who waits for it will see that it is gone
+        raise
     finally:
-        with suppress(OSError):  # said, not only closed: workers that are left have it open, too
-            fcntl.flock(file, fcntl.LOCK_UN)
+        _unlock(file)
+
+
+def _locked(folder: Path) -> int:
+    """The open file of the lock, which must be the one that lies there: its holder may have taken it away."""
+    for attempt in reversed(range(LOCK_ATTEMPTS)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), os.stat(folder / ".lock")):
+                return file
+        except (BlockingIOError, FileNotFoundError):
+            time.sleep(LOCK_PAUSE if attempt else 0)
+        except OSError:  # a file system without locks
+            return file
         os.close(file)
+    raise UserError(f"another process is training in {folder}: wait for it or stop it, or choose another --out")
+
+
+def _unlock(file: int) -> None:
+    with suppress(OSError):  # said, not only closed: workers that are left have it open, too
+        fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
 
 
 def restore_settings(folder: Path) -> None:

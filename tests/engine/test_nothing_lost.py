@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -56,6 +57,36 @@ def test_a_refused_run_leaves_nothing_that_was_not_there(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"data\.batch: 65"):
         train(too_many, tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_who_waits_for_a_run_that_is_refused_has_the_folder_alone(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock's file goes with the run that is refused; a lock on what is no longer there would let others in."""
+    monkeypatch.setattr(run_folder, "LOCK_PAUSE", 0.01)
+    monkeypatch.setattr(run_folder, "LOCK_ATTEMPTS", 1000)
+    inside, leave = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with run_folder.sole_writer(out):
+            inside.set()
+            leave.wait(20)
+
+    waiting = threading.Thread(target=second)
+
+    def refused() -> None:
+        with run_folder.left_as_found(out), run_folder.sole_writer(out):
+            waiting.start()
+            time.sleep(0.1)
+            assert not inside.is_set()
+            raise UserError("refused")
+
+    with pytest.raises(UserError, match="refused"):
+        refused()
+    assert inside.wait(20)
+    monkeypatch.setattr(run_folder, "LOCK_ATTEMPTS", 2)
+    with pytest.raises(UserError, match="another process is training"), run_folder.sole_writer(out):
+        pass
+    leave.set()
+    waiting.join()
 
 
 def test_a_failed_run_does_not_keep_the_folder(out: Path) -> None:
