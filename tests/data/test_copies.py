@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_of_many_copies_the_closest_are_kept(looked_at: int, monkeypatch: pytest
     assert len(found) < 40 * MOST_COPIES
 
 
-def test_a_resized_brighter_compressed_picture_is_a_near_copy_and_others_are_not(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_resized_brighter_compressed_picture_is_a_near_copy_and_others_are_not(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     scenes = [Image.fromarray(random.integers(0, 200, (6, 6, 3), dtype=np.uint8)).resize((90, 70)) for _ in range(4)]
     brighter = Image.fromarray((np.asarray(scenes[2]) * 1.2).astype(np.uint8)).resize((64, 64))
