@@ -27,8 +27,6 @@ Row = tuple[str, str, str, str, str]
 
 def asked_section(groups: dict[str, Results], main: str) -> list[str]:
     found = [*_gains(groups.get(main)), *_least(groups.get(main)), *_time(groups), *_few(groups.get(main))]
-    if not found:
-        return []
     return [
         "## What was asked for",
         "",

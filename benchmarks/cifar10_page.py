@@ -98,11 +98,11 @@ def about(results: Results, group: Group | None) -> list[str]:
     """What the plan says of a group, and which of its runs are still to be made."""
     if group is None:
         return []
-    missing = {
-        name: [str(seed) for seed in group.seeds if seed not in results.runs.get(name, {})] for name in group.runs
-    }
-    told = [f"{name} ({'all seeds' if len(seeds) == len(group.seeds) else 'seed ' + ', '.join(seeds)})"
-            for name, seeds in missing.items() if seeds]  # fmt: skip
+    told = []
+    for name in group.runs:
+        missing = [str(seed) for seed in group.seeds if seed not in results.runs.get(name, {})]
+        which = "all seeds" if len(missing) == len(group.seeds) else f"seed {', '.join(missing)}"
+        told += [f"{name} ({which})"] if missing else []
     lines = [*group.about.strip().splitlines(), ""] if group.about else []
     return lines + ([f"Planned, and without a finished record yet: {', '.join(told)}.", ""] if told else [])
 

@@ -75,7 +75,7 @@ def verdict(differences: Sequence[float]) -> str:
 
 def curves(results: Results) -> dict[str, list[tuple[float, str]]]:
     """For each setting with a curve its values and the runs that have them, ascending."""
-    if BASE not in results.runs:
+    if not results.group.startswith(STUDY) or BASE not in results.runs:
         return {}
     base = settings_of(results, BASE)
     found: dict[str, list[tuple[float, str]]] = {}
@@ -106,7 +106,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def curve_section(results: Results, picture: str) -> list[str]:
-    if not results.group.startswith(STUDY) or not curves(results):
+    if not curves(results):
         return []
     return [
         "### One setting at a time",
@@ -120,7 +120,7 @@ def curve_section(results: Results, picture: str) -> list[str]:
 
 def draw_study(results: Results, path: Path) -> None:
     found = curves(results)
-    if not results.group.startswith(STUDY) or not found:
+    if not found:
         return
     measures: list[tuple[str, Measure]] = [("k-NN, %", KNN)]
     if any(results.values(run, LOW_SHOT) for run in results.runs):

@@ -44,6 +44,10 @@ class DataConfig(Config):
     mean: Triple = IMAGENET_MEAN
     std: tuple[Positive, Positive, Positive] = IMAGENET_STD
 
+    def at(self, source: str | None) -> DataConfig:
+        """The same of other images, or of those that have been moved there; as it is where there is no ``source``."""
+        return self if source is None else self.model_copy(update={"source": source})
+
 
 class ModelConfig(BackboneConfig):
     backbone: str = "auto"

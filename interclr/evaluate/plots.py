@@ -11,6 +11,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from interclr.run.files import replacing
 
@@ -46,3 +48,14 @@ def figure(
             drawn.savefig(temporary, format="png", dpi=150)
         with replacing(path.with_suffix(".svg")) as temporary:
             drawn.savefig(temporary, format="svg", metadata={"Date": None})
+
+
+def draw_tile(axes: Axes, picture: NDArray[Any], x: float, y: float, text: str, frame: str | None = None) -> None:
+    """A picture (S, S, 3) in the unit square whose upper left corner is (x, y), a text above it, a frame around."""
+    inset = 0.04
+    axes.imshow(picture, extent=(x + inset, x + 1 - inset, y + 1 - inset, y + inset), interpolation="nearest")
+    if frame is not None:
+        side = 1 - 2 * inset
+        axes.add_patch(Rectangle((x + inset, y + inset), side, side, fill=False, edgecolor=frame, linewidth=2.4))
+    if text:
+        axes.text(x + 0.5, y - 0.01, text, ha="center", va="bottom", fontsize=8)

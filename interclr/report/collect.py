@@ -66,8 +66,7 @@ def collect(folder: Path, points: int, device: torch.device, screen: Screen, dat
         notes.append(f"{len(result['unreadable']):,} images could not be read in training: result.json names them.")
     images = None
     try:
-        config = settings.data if data is None else settings.data.model_copy(update={"source": data})
-        now = settings.model_copy(update={"data": config})
+        now = settings.model_copy(update={"data": settings.data.at(data)})
         images = _images(folder, now, state, points, device, screen, notes)
     except UserError as error:
         if data is not None:  # asked for

@@ -10,12 +10,12 @@ import torch
 from matplotlib.colors import hsv_to_rgb
 
 from interclr.data.copies import near_copies
-from interclr.evaluate.plots import figure
+from interclr.evaluate.plots import draw_tile, figure
 from interclr.report import findings
 from interclr.report.collect import open_gallery, sampled, training_source
 from interclr.report.embedding_map import flatten
 from interclr.report.gallery import Gallery
-from interclr.run.folder import Run
+from interclr.run.folder import run_in
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -49,14 +49,10 @@ def plot_found(
 
     ``data`` are other images than the run's own, or those where they lie now.
     """
-    folder = Path(run_folder)
-    if not (folder / "resolved.yaml").is_file():
-        raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
-    run = Run(folder)
+    run = run_in(run_folder)
     settings = run.settings
-    config = settings.data if data is None else settings.data.model_copy(update={"source": data})
-    source, _ = training_source(run, config, None)
-    gallery = open_gallery(folder, source, sampled(len(source), IMAGES, seed), settings, device, screen)
+    source, _ = training_source(run, settings.data.at(data), None)
+    gallery = open_gallery(run.folder, source, sampled(len(source), IMAGES, seed), settings, device, screen)
     if kind == "map":
         return _draw_map(gallery, Path(out), screen)
     _draw_lines(
@@ -109,10 +105,7 @@ def _draw_lines(gallery: Gallery, lines: list[Line], out: Path) -> None:
             axes.text(before - 0.15, y + 0.5, line.title, ha="right", va="center", fontsize=9)
             for place, (position, text) in enumerate(line.tiles):
                 if position is not None:
-                    x = before + place
-                    box = (x + 0.04, x + 0.96, y + 0.96, y + 0.04)
-                    axes.imshow(np.asarray(gallery.squares[position]), extent=box, interpolation="nearest")
-                    axes.text(x + 0.5, y - 0.01, text, ha="center", va="bottom", fontsize=8)
+                    draw_tile(axes, np.asarray(gallery.squares[position]), before + place, y, text)
         axes.set_xlim(-0.05, width + 0.05)
         axes.set_ylim(len(lines) * (1 + GAP) - GAP, -0.3)
         axes.set_aspect("equal")

@@ -12,6 +12,7 @@ import torch
 from interclr.report.collect import collect
 from interclr.report.page import render
 from interclr.run.files import check_writable, write_bytes, write_text
+from interclr.run.folder import run_in
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -37,9 +38,7 @@ def report(
     sampled. ``data`` is where the images lie that have been moved since the run. An unfinished run is shown as its
     latest checkpoint has it. The same run gives the same bytes.
     """
-    folder = Path(run_folder)
-    if not (folder / "resolved.yaml").is_file():
-        raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
+    folder = run_in(run_folder).folder
     if not 2 <= points <= MOST_POINTS:
         raise UserError(f"--points {points}: from 2 to {MOST_POINTS:,} images can be shown")
     target = _file_of(folder if out is None else out)

@@ -74,6 +74,14 @@ class Run:
         return load(self.folder)
 
 
+def run_in(path: str | Path) -> Run:
+    """The run in a folder, finished or not; an error where there is none."""
+    folder = Path(path)
+    if not (folder / "resolved.yaml").is_file():
+        raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
+    return Run(folder)
+
+
 def load(path: str | Path) -> Backbone:
     """The pre-trained backbone of a run folder, of one of its checkpoints, or of a .safetensors that was exported.
 

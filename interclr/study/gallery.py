@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from interclr.bank import MemoryBank
@@ -17,7 +16,7 @@ from interclr.data.canvas import Canvas, on_canvas
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData
-from interclr.evaluate.plots import figure
+from interclr.evaluate.plots import draw_tile, figure
 from interclr.health import false_negatives
 from interclr.knn import nearest_rows
 from interclr.labels import auto_clusters, kmeans
@@ -74,7 +73,7 @@ def plot_retrieval(
         for query in range(len(asked)):
             for which, name in enumerate(names):
                 y = (query * len(subjects) + which) * (1 + gap)
-                _tile(axes, _picture(asked, query), 0, y, None, "query" if which == 0 else "")
+                draw_tile(axes, _picture(asked, query), 0, y, "query" if which == 0 else "")
                 if name:
                     axes.text(-0.12, y + 0.5, name, rotation=90, ha="center", va="center", fontsize=6.5, color=GREY)
                 cosine, near = found[which]
@@ -87,7 +86,7 @@ def plot_retrieval(
                     frame = None
                     if truth is not None and labels is not None:
                         frame = GREEN if labels[row] == truth[query] else RED
-                    _tile(axes, _picture(bank, row), place + 1.25, y, frame, f"{similarity:.2f}")
+                    draw_tile(axes, _picture(bank, row), place + 1.25, y, f"{similarity:.2f}", frame)
         _frame_gallery(axes, columns + 0.25, lines * (1 + gap))
         subject = subjects[0]
         title = f"nearest of {len(rows):,} images by cosine" + (f", {subject.folder.name}" if len(runs) == 1 else "")
@@ -148,7 +147,7 @@ def plot_negatives(
     with figure(Path(out), width=0.86 * (negatives + 3), height=0.86 * (1 + gap) * lines + 0.6) as (axes,):
         for number, anchor in enumerate(chosen.tolist()):
             top = number * len(strategies) * (1 + gap) + 0.25 * number
-            _tile(axes, _picture(held.images, anchor), 0, top, None, "anchor")
+            draw_tile(axes, _picture(held.images, anchor), 0, top, "anchor")
             for line, (name, rows) in enumerate(drawn.items()):
                 y = top + line * (1 + gap)
                 share = f"\n{100 * false[name]:.0f} % false" if name in false else ""
@@ -159,7 +158,7 @@ def plot_negatives(
                 )
                 for place, (cosine, row) in enumerate(pairs):
                     wrong = labels is not None and int(labels[row]) == int(labels[anchor]) >= 0
-                    _tile(axes, _picture(held.images, row), 2.1 + place, y, RED if wrong else None, f"{cosine:.2f}")
+                    draw_tile(axes, _picture(held.images, row), 2.1 + place, y, f"{cosine:.2f}", RED if wrong else None)
         _frame_gallery(axes, 2.1 + negatives, lines * (1 + gap) + 0.25 * (len(chosen) - 1))
         note = f", red: of the anchor's own class; shares of {counted} an anchor" if false else ""
         pools = f"semi-hard and semi-easy: of the nearest and farthest {100 * pool_fraction:g} %"
@@ -225,16 +224,6 @@ def _picture(images: Canvas | Source, row: int) -> np.ndarray[Any, Any]:
     height, width = one.pixels.shape[2:] if one.size is None else one.size[0].tolist()
     square = centre_crop(one, min(TILE, height, width), (0, 0, 0), (1, 1, 1), resize_ratio=1)
     return square[0].permute(1, 2, 0).clamp(0, 1).cpu().numpy()
-
-
-def _tile(axes: Axes, picture: np.ndarray[Any, Any], x: float, y: float, frame: str | None, text: str) -> None:
-    inset = 0.04
-    axes.imshow(picture, extent=(x + inset, x + 1 - inset, y + 1 - inset, y + inset), interpolation="nearest")
-    if frame is not None:
-        side = 1 - 2 * inset
-        axes.add_patch(Rectangle((x + inset, y + inset), side, side, fill=False, edgecolor=frame, linewidth=2.4))
-    if text:
-        axes.text(x + 0.5, y - 0.01, text, ha="center", va="bottom", fontsize=8)
 
 
 def _frame_gallery(axes: Axes, width: float, height: float) -> None:

@@ -24,7 +24,7 @@ from interclr.engine.dataset import TrainingData, open_training_source, prepare
 from interclr.features import embed_all
 from interclr.models.heads import Encoded
 from interclr.run import checkpoint
-from interclr.run.folder import Run, load
+from interclr.run.folder import Run, load, run_in
 from interclr.screen import Screen
 from interclr.study.plan import what_is_computed
 from interclr.study.worker import CELL
@@ -74,10 +74,8 @@ def _pick(output: object) -> Tensor:
 
 def open_run(path: str | Path, space: Space = "backbone", device: torch.device = CPU) -> Subject:
     """``space``: what is compared, the backbone's features or the embedding that the losses see."""
-    folder = Path(path)
-    if not (folder / "resolved.yaml").is_file():
-        raise UserError(f"{folder} is not a run folder: it has no resolved.yaml")
-    settings = Run(folder).settings
+    run = run_in(path)
+    folder, settings = run.folder, run.settings
     network: nn.Module = load(folder)
     if space == "embedding":
         state = state_of_run(folder)["learner"]
@@ -99,13 +97,13 @@ def state_of_run(folder: Path) -> checkpoint.State:
 
 def training_data(settings: Settings, data: str | None = None) -> TrainingData:
     """The training images as the run numbered them, and the labelled queries it was measured on."""
-    config = settings.data if data is None else settings.data.model_copy(update={"source": data})
+    config = settings.data.at(data)
     return prepare(open_training_source(config), config, CPU, Screen(quiet=True))
 
 
 def training_images(settings: Settings, data: str | None = None) -> Source:
     """The training images without decoding them: for pictures of a few. The unreadable are still among them."""
-    config = settings.data if data is None else settings.data.model_copy(update={"source": data})
+    config = settings.data.at(data)
     source = open_training_source(config)
     return split_off(source, config.hold_out)[0] if config.hold_out else source
 

@@ -139,13 +139,13 @@ def test_a_query_of_the_bank_does_not_find_itself(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captions: list[str] = []
-    real = gallery._tile
+    real = gallery.draw_tile
 
-    def noted(axes: Any, picture: Any, x: float, y: float, frame: str | None, text: str) -> None:
+    def noted(axes: Any, picture: Any, x: float, y: float, text: str, frame: str | None = None) -> None:
         captions.append(text)
-        real(axes, picture, x, y, frame, text)
+        real(axes, picture, x, y, text, frame)
 
-    monkeypatch.setattr(gallery, "_tile", noted)
+    monkeypatch.setattr(gallery, "draw_tile", noted)
     plot_retrieval([runs["unlabelled"]], tmp_path / "r", queries=3, neighbours=4)
     assert captions.count("query") == 3
     assert len(captions) == 3 * 5
