@@ -35,7 +35,7 @@ from cifar10_results import (
     rows_of,
     standard_error,
 )
-from cifar10_study import OBSERVED, curve_section, draw_study, observations
+from cifar10_study import LOW_SHOT, OBSERVED, curve_section, draw_study, observations
 from matplotlib.axes import Axes
 
 from interclr.types import UserError
@@ -243,6 +243,7 @@ def _curves(results: Results) -> list[str]:
 def group_section(results: Results, group: Group | None) -> list[str]:
     """Every run of a group beside its first."""
     baseline = results.baseline
+    low_shot = any(results.values(run, LOW_SHOT) for run in results.runs)
     table = [
         (
             run,
@@ -250,6 +251,7 @@ def group_section(results: Results, group: Group | None) -> list[str]:
             results.cell(run, KNN),
             "baseline" if run == baseline else change(results.differences(run, baseline, KNN)),
             "" if (twin := results.twin(run)) is None else f"{change(results.differences(run, twin, KNN))} ({twin})",
+            *_low_shot(results, run) * low_shot,
             *(results.cell(run, figure(name), ".3f") for name in ("purity", "positives_right", "negatives_wrong")),
             results.cell(run, field("seconds"), ".0f"),
             either(note_of(record) for record in by_seed.values()),
@@ -257,8 +259,9 @@ def group_section(results: Results, group: Group | None) -> list[str]:
         for run, by_seed in results.runs.items()
     ]
     header = (
-        *("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "by the inter branch (minus which)", "purity"),
-        *("positives right", "negatives wrong", "seconds", "note"),
+        *("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "by the inter branch (minus which)"),
+        *("low-shot mAP", f"minus {baseline} ± s.e.") * low_shot,
+        *("purity", "positives right", "negatives wrong", "seconds", "note"),
     )
     lines = [f"## {results.group}", "", *about(results, group), *conditions(results), *rows_of(header, table)]
     if any("positives_right" in record["figures"] for record in results.records):
@@ -271,6 +274,11 @@ def group_section(results: Results, group: Group | None) -> list[str]:
     if results.group == OBSERVED:
         lines += observations(results)
     return lines + curve_section(results, curves_of(results))
+
+
+def _low_shot(results: Results, run: str) -> tuple[str, str]:
+    gained = results.differences(run, results.baseline, LOW_SHOT)
+    return results.cell(run, LOW_SHOT), "baseline" if run == results.baseline else change(gained)
 
 
 def note_of(record: Record) -> str:

@@ -165,6 +165,17 @@ def test_other_groups_are_compared_with_their_first_run_and_nothing_is_dropped(w
         assert (folder / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_group_measured_by_low_shot_shows_it_beside_k_nn(tmp_path: Path) -> None:
+    records = [record("mocov2", seed, 80.0, "choices") for seed in (0, 1)]
+    records += [record("mocov2-interclr", seed, 81.0, "choices") for seed in (0, 1)]
+    for made, value in zip(records, (60.0, 61.0, 63.0, 62.0), strict=True):
+        made["figures"]["evaluate"] = {"low-shot": {"mAP": value}}
+    section = page_of(tmp_path, records).partition("## choices")[2]
+    (head,), (row,) = cells(section, "run")[:1], cells(section, "mocov2-interclr")[:1]
+    at = head.index("low-shot mAP")
+    assert row[at : at + 2] == ["62.50 ± 0.71", "+2.00 ± 1.00"]
+
+
 def test_seeds_of_different_settings_are_not_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [record("mocov2", seed, 80.0, "choices") for seed in (0, 1)]
     page_of(tmp_path, records)
