@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from cifar10_results import INTER, KNN, Measure, Results, change, field, protocol, rows_of, standard_error
+from cifar10_results import INTER, KNN, LOW_SHOT, Measure, Results, change, field, protocol, rows_of, standard_error
 
 SEEDS = 3  # as many, or a figure decides nothing
 METHODS = ("npidv2", "mocov2", "byol")
@@ -18,7 +18,7 @@ LEAST_KNN = {
 }
 MOST_SECONDS = ("alone", "mocov2-interclr", 360.0, 180.0)
 FEW_LABELS = {
-    "low-shot mAP": protocol("low-shot", "mAP"),
+    "low-shot mAP": LOW_SHOT,
     "1 % fine-tuned": protocol("semi-supervised", "top1@1%"),
     "10 % fine-tuned": protocol("semi-supervised", "top1@10%"),
 }

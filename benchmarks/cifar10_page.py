@@ -21,6 +21,7 @@ from cifar10_results import (
     INTER,
     KNN,
     LINEAR,
+    LOW_SHOT,
     Results,
     arranged,
     beyond,
@@ -35,7 +36,7 @@ from cifar10_results import (
     rows_of,
     standard_error,
 )
-from cifar10_study import LOW_SHOT, OBSERVED, curve_section, draw_study, observations
+from cifar10_study import OBSERVED, curve_section, draw_study, observations
 from matplotlib.axes import Axes
 
 from interclr.types import UserError
@@ -225,7 +226,16 @@ def _low_labels(results: Results) -> list[str]:
         "are InterCLR minus plain ± standard error.",
         "",
         *rows_of(("run", *titles), table),
+        *_over_draws(results),
     ]
+
+
+def _over_draws(results: Results) -> list[str]:
+    found = {method: results.by_draw(f"{method}{INTER}", method) for method in results.pairs}
+    told = [f"{method} {change(values)} ({len(values)} draws)" for method, values in found.items() if len(values) > 1]
+    if not told:
+        return []
+    return [f"The differences in mAP draw by draw, ± the standard error over the draws: {', '.join(told)}.", ""]
 
 
 def _curves(results: Results) -> list[str]:
@@ -260,7 +270,7 @@ def group_section(results: Results, group: Group | None) -> list[str]:
     ]
     header = (
         *("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "by the inter branch (minus which)"),
-        *("low-shot mAP", f"minus {baseline} ± s.e.") * low_shot,
+        *("low-shot mAP", f"minus {baseline} ± s.e.", "± s.e. over the draws") * low_shot,
         *("purity", "positives right", "negatives wrong", "seconds", "note"),
     )
     lines = [f"## {results.group}", "", *about(results, group), *conditions(results), *rows_of(header, table)]
@@ -276,9 +286,13 @@ def group_section(results: Results, group: Group | None) -> list[str]:
     return lines + curve_section(results, curves_of(results))
 
 
-def _low_shot(results: Results, run: str) -> tuple[str, str]:
-    gained = results.differences(run, results.baseline, LOW_SHOT)
-    return results.cell(run, LOW_SHOT), "baseline" if run == results.baseline else change(gained)
+def _low_shot(results: Results, run: str) -> tuple[str, str, str]:
+    """mAP, what it gained with its error over the seeds, and the latter over the draws of images."""
+    if run == results.baseline:
+        return results.cell(run, LOW_SHOT), "baseline", ""
+    error = standard_error(results.by_draw(run, results.baseline))
+    gained = change(results.differences(run, results.baseline, LOW_SHOT))
+    return results.cell(run, LOW_SHOT), gained, "–" if error is None else f"{error:.2f}"
 
 
 def note_of(record: Record) -> str:

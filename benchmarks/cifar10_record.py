@@ -40,6 +40,11 @@ def figures_of(folder: Path, result: Record, metrics: list[Record], held_out: bo
         found = json.loads(path.read_text())
         told = {key: found[key] for key in ("preset", "selected_on", "best_stage") if key in found}
         measured[path.parent.name] = {key: short(value) for key, value in found["figures"].items()} | told
+        if "draws" in found:  # low-shot: how much of a difference between two runs hangs on the images drawn
+            by_size = [row["mAP"] for row in found["draws"]]
+            measured[path.parent.name]["mAP_of_draws"] = [
+                short(statistics.mean(each)) for each in zip(*by_size, strict=True)
+            ]
     return figures | ({"evaluate": measured} if measured else {})
 
 

@@ -51,6 +51,18 @@ class Results:
         mine, other = self.values(run, measure), self.values(baseline, measure)
         return [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
 
+    def by_draw(self, run: str, baseline: str) -> list[float]:
+        """``run`` minus ``baseline`` in low-shot mAP for every draw of images, as means over common seeds."""
+        mine, other = (
+            {seed: found for seed, record in self.runs.get(name, {}).items() if (found := draws_of(record))}
+            for name in (run, baseline)
+        )
+        differences = [
+            [own - plain for own, plain in zip(mine[seed], other[seed], strict=False)]
+            for seed in sorted(mine.keys() & other.keys())
+        ]
+        return [statistics.mean(each) for each in zip(*differences, strict=False)]
+
     def twin(self, run: str) -> str | None:
         """The run that differs from ``run`` by having no inter branch, where there is one."""
         branch, work = inter_and_work(self.runs[run])
@@ -114,7 +126,12 @@ def field(name: str, scale: float = 1.0) -> Measure:
     return lambda record: None if record[name] is None else record[name] / scale
 
 
-KNN, LINEAR = figure("knn"), protocol("linear", "top1")
+def draws_of(record: Record) -> list[float]:
+    """Low-shot mAP of each draw, the same images for all runs; records of before do not tell."""
+    return list(record["figures"].get("evaluate", {}).get("low-shot", {}).get("mAP_of_draws", []))
+
+
+KNN, LINEAR, LOW_SHOT = figure("knn"), protocol("linear", "top1"), protocol("low-shot", "mAP")
 
 
 # Numbers as text.

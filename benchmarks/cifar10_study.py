@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10_results import KNN, Measure, Results, chance, change, drawing, protocol, rows_of, standard_error
+from cifar10_results import KNN, LOW_SHOT, Measure, Results, chance, change, drawing, rows_of, standard_error
 
 STUDY, BASE, PLAIN = "study-", "interclr", "plain"  # groups whose names begin so have curves
 OBSERVED = "study-npidv2"  # the group that is set up as the paper's study is
-LOW_SHOT = protocol("low-shot", "mAP")
 OBSERVATIONS = (
     # what the paper says, the run that should be ahead, of which other
     ("1: labels kept up to date online are better than offline ones", "negatives-random", "labels-offline"),

@@ -173,7 +173,20 @@ def test_a_group_measured_by_low_shot_shows_it_beside_k_nn(tmp_path: Path) -> No
     section = page_of(tmp_path, records).partition("## choices")[2]
     (head,), (row,) = cells(section, "run")[:1], cells(section, "mocov2-interclr")[:1]
     at = head.index("low-shot mAP")
-    assert row[at : at + 2] == ["62.50 ± 0.71", "+2.00 ± 1.00"]
+    assert row[at : at + 3] == ["62.50 ± 0.71", "+2.00 ± 1.00", "–"]  # records of before do not tell of the draws
+
+
+def test_what_low_shot_gains_is_told_with_its_error_over_the_draws(tmp_path: Path) -> None:
+    for group in ("main", "choices"):
+        records = [record(name, seed, 80.0, group) for name in ("mocov2", "mocov2-interclr") for seed in (0, 1)]
+        for made, draws in zip(records, ([50.0, 60.0], [52.0, 60.0], [52.0, 61.0], [56.0, 64.0]), strict=True):
+            made["figures"]["evaluate"] = {"low-shot": {"mAP": sum(draws) / 2, "mAP_of_draws": draws}}
+        text = page_of(tmp_path / group, records)
+        if group == "main":  # draws gain (2 + 4) / 2 and (1 + 4) / 2
+            assert "mocov2 +2.75 ± 0.25 (2 draws)" in text
+        else:
+            head, row = cells(text, "run")[0], cells(text.partition("## choices")[2], "mocov2-interclr")[0]
+            assert row[head.index("± s.e. over the draws")] == "0.25"
 
 
 def test_seeds_of_different_settings_are_not_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
