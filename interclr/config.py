@@ -241,6 +241,8 @@ def explain(error: ValidationError, root: type[Config] = Settings) -> str:
             lines[path].append(str(item["ctx"]["error"]))
         elif item["type"] in ("union_tag_not_found", "union_tag_invalid"):
             lines[path].append(_about_name(item["ctx"]))
+        elif item["type"] == "tuple_type":
+            lines[path].append(f"takes a list in brackets, such as [{item['input']}] (got {item['input']!r})")
         else:
             message = item["msg"][0].lower() + item["msg"][1:]
             lines[path].append(f"{message} (got {item['input']!r})")

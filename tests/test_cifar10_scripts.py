@@ -240,15 +240,19 @@ def test_a_run_leaves_a_record_of_everything(ran: tuple[Path, str]) -> None:
 
 def test_protocols_of_a_run_that_holds_images_out_do_not_look_at_the_test_set(tmp_path: Path) -> None:
     runs = {"a": {"recipe": "synthetic-npidv2", "overrides": ["data.hold_out=24"]}}
-    again(tmp_path, plan_of(tmp_path, {"tiny": {"common": TINY, "seeds": [0], "evaluate": ["knn k=5"], "runs": runs}}))
+    protocols = ["knn k=5", "low-shot draws=3 sizes=[1,2]"]
+    again(tmp_path, plan_of(tmp_path, {"tiny": {"common": TINY, "seeds": [0], "evaluate": protocols, "runs": runs}}))
     record = record_at(tmp_path, "a-s0")
     assert record["measured_on"] == "held-out"
-    assert record["command"].endswith(" && interclr evaluate knn OUT k=5 --held-out")
+    assert " && interclr evaluate knn OUT k=5 --held-out && " in record["command"]
     folder = tmp_path / "work" / "tiny" / "a-s0" / "evaluate"
     assert [path.name for path in folder.iterdir() if path.is_dir() and path.name != "features"] == ["held-out"]
     predictions = json.loads((folder / "held-out" / "knn" / "predictions.json").read_text())
     assert all(len(values) == 24 for values in predictions.values())
     assert record["figures"]["evaluate"]["knn"]["k"] == 5
+    low = record["figures"]["evaluate"]["low-shot"]
+    assert len(low["mAP_of_draws"]) == 3
+    assert statistics.mean(low["mAP_of_draws"]) == pytest.approx(low["mAP"], rel=1e-5)
 
 
 def test_epochs_are_means_of_the_logged_steps(ran: tuple[Path, str]) -> None:

@@ -158,7 +158,7 @@ def test_parse_override() -> None:
         ("engine.precision=fp8", "engine.precision", ["'fp32'", "'bf16'", "'fp8'"]),
         ("engine.mode=3", "engine.mode", ["'eager'", "'compile'"]),
         ("engine.loggers=[tensorboard, wandbb]", "engine.loggers.1", ["'wandb'"]),
-        ("engine.loggers=tensorboard", "engine.loggers", ["tuple"]),
+        ("engine.loggers=tensorboard", "engine.loggers", ["list in brackets", "[tensorboard]"]),
         ("engine.channels_last=maybe", "engine.channels_last", ["boolean"]),
         ("views=[]", "views", ["at least 1"]),
         ("views=[{}, {flip: 2}]", "views.1.flip", ["less than or equal to 1"]),
