@@ -39,6 +39,7 @@ from cifar10_results import (
 from cifar10_study import OBSERVED, curve_section, draw_study, observations
 from matplotlib.axes import Axes
 
+from interclr.config import CARRIED_OUT
 from interclr.types import UserError
 
 MAIN = "main"
@@ -49,8 +50,6 @@ CONTEXT = (
 )
 
 
-# Settings that say how a run is carried out and change no figure.
-CARRIED_OUT = ("checkpoint.", "data.root", "data.workers", "data.resident", "engine.log_every", "engine.loggers")
 EXACT = "engine.deterministic"
 ROUNDING = " That is rounding; a run made again without it ended up to half a point away."
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cifar10_results import KNN, LOW_SHOT, Measure, Results, chance, change, drawing, rows_of, standard_error
+
+from interclr.config import flat
 
 STUDY, BASE, PLAIN = "study-", "interclr", "plain"  # groups whose names begin so have curves
 OBSERVED = "study-npidv2"  # the group that is set up as the paper's study is
@@ -93,15 +95,7 @@ def curves(results: Results) -> dict[str, list[tuple[float, str]]]:
 def settings_of(results: Results, run: str) -> dict[str, Any]:
     """The settings of a run's inter branch, flat."""
     branch = next(iter(results.runs[run].values()))["settings"]["inter"]
-    return {key: value for key, value in _flat(branch or {}) if key not in DERIVED}
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
+    return {key: value for key, value in flat(branch or {}).items() if key not in DERIVED}
 
 
 def curve_section(results: Results, picture: str) -> list[str]:

@@ -112,6 +112,18 @@ class Settings(Config):
 
 
 Tree = dict[str, Any]
+# Where and how a run is carried out, not what it computes: keys, and sections with a dot behind them.
+CARRIED_OUT = (
+    *("data.root", "data.resident", "data.workers", "data.unreadable", "checkpoint."),
+    *("engine.device", "engine.loggers", "engine.log_every"),
+)
+
+
+def flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """Every value by its dotted key."""
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {k: v for key, value in tree.items() for k, v in flat(value, f"{path}.{key}" if path else key).items()}
 
 
 def recipe_names() -> list[str]:

@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from interclr.types import Images
 
 
+def evenly(total: int, count: int) -> Tensor:
+    """At most ``count`` of the rows 0…total − 1, spread evenly. Double: single would count beyond 2²⁴ by twos."""
+    return torch.linspace(0, total - 1, min(count, total), dtype=torch.float64).long()
+
+
 @torch.no_grad()
 def embed_all(
     network: nn.Module,

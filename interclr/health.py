@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interclr.bank import MemoryBank
+from interclr.features import evenly
 from interclr.samplers import Sampler
 
 SAMPLE = 2048  # rows used for the quadratic figures
@@ -71,7 +72,7 @@ def pair_health(bank: MemoryBank, sampler: Sampler | None, labels: Tensor | None
     right = _same_class(bank.labels[known], labels[known])
     figures = {} if right is None else {"positives_right": right}
     if sampler is not None:
-        anchors = known[torch.linspace(0, len(known) - 1, min(ANCHORS, len(known))).long().to(known.device)]
+        anchors = known[evenly(len(known), ANCHORS).to(known.device)]
         wrong = false_negatives(bank, sampler, labels, anchors, torch.Generator().manual_seed(0))
         figures |= {} if wrong is None else {"negatives_wrong": wrong}
     return figures

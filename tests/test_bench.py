@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from interclr.bench import suite
+from interclr.bench import branch, suite
 from interclr.bench.power import medians, watched
 from interclr.bench.stages import Stages
 from interclr.bench.suite import Options, lines_of, run_benches
@@ -47,6 +47,21 @@ def test_quick_benches_from_the_command_line(tmp_path: Path) -> None:
     assert low < results["cpu"]["outside_of_all_steps_together"] < high
     for what, _ in lines_of(report):
         assert what.split(":")[0] in result.output
+
+
+def test_settings_of_the_branch_are_not_the_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would give it a branch, and the ratio would be that of a thing to itself."""
+    made = {}
+
+    def watched(recipe: str, *rest: Any) -> Any:
+        here = made[recipe] = real(recipe, *rest)
+        return here
+
+    real = branch.prepare
+    monkeypatch.setattr(branch, "prepare", watched)
+    (result,) = suite.bench_step(Options(CPU, Screen(quiet=True), quick=True))
+    assert made["cifar10-mocov2"].settings.inter is None
+    assert made["cifar10-mocov2-interclr"].settings.inter.clusters == result["clusters"] == 8
 
 
 def test_ours_and_the_librarys_convolutions_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,12 +108,7 @@ def worker(rank: int, world: int, folder: str) -> None:
         for name, case in CASES.items():
             if world in case.worlds:
                 try:
-                    import time
-
-                    t = time.time()
                     found[name] = train(case)
-                    if rank == 0:
-                        print(world, name, round(time.time() - t, 2), file=sys.__stderr__, flush=True)
                 except Exception:  # every rank meets the same error, so the others need not wait
                     found[name] = {"error": traceback.format_exc()}
     finally:

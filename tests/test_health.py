@@ -8,6 +8,7 @@ from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
 from interclr.bank import MemoryBank
+from interclr.features import evenly
 from interclr.health import agreement, cluster_health, embedding_health, pair_health, warnings_of
 from interclr.samplers import Hard, Random, Sampler, SemiHard
 
@@ -27,6 +28,14 @@ def test_agreement_against_scikit_learn(clusters: int, classes: int) -> None:
 def test_agreement_of_equal_partitions_is_one() -> None:
     labels = torch.arange(60) % 6
     assert agreement(5 - labels, labels) == pytest.approx({"purity": 1.0, "nmi": 1.0})
+
+
+def test_rows_of_a_large_set_are_spread_and_within_it() -> None:
+    for total in (16_777_220, 20_000_004, 2**31):
+        rows = evenly(total, 50_000)
+        assert (rows[0], rows[-1], len(rows)) == (0, total - 1, 50_000)
+        assert rows.diff().max() - rows.diff().min() <= 1
+    assert evenly(3, 10).tolist() == [0, 1, 2]
 
 
 def test_rank_me_of_known_matrices() -> None:

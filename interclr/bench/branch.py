@@ -33,15 +33,19 @@ def measure_branch(
     canvas: int = 256,
     rounds: int = 8,
     repeats: int = 10,
+    inter_overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Steps of ``recipe`` and of ``recipe-interclr`` in turns, in one process: everything from bytes to commit."""
+    """Steps of ``recipe`` and of ``recipe-interclr`` in turns, in one process: everything from bytes to commit.
+
+    ``inter_overrides`` are the branch's; given to the plain recipe they would make one there.
+    """
     _free(device)  # what graphs of before have left would be counted, and be gone later
     prepared: dict[str, Prepared] = {}
     memory: dict[str, int] = {}
     starting: dict[str, float] = {}
     steps = {}
     batches = 4
-    for name in (recipe, f"{recipe}-interclr"):
+    for name, given in ((recipe, overrides), (f"{recipe}-interclr", [*overrides, *inter_overrides])):
         settings = load_settings(recipe, overrides)
         batch = int(settings.data.batch)
         pixels = torch.randint(0, 256, (batches * batch, 3, canvas, canvas), dtype=torch.uint8)
@@ -50,7 +54,7 @@ def measure_branch(
         before = _in_use(device)
         screen.say(f"{name}: building and capturing")
         started = time.perf_counter()
-        here = prepare(name, overrides, pixels, images, device)
+        here = prepare(name, given, pixels, images, device)
         steps[name] = stepper(here)
         for _ in range(8):
             steps[name]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,10 @@ class Options:
     quick: bool = False
     root: Path | None = None  # where CIFAR-10 lies; None: made-up pixels of its shape
     store: Path | None = None  # a packed JPEG store; None: made-up photographs
-    overrides: list[str] = field(default_factory=list)
 
 
 Result = Any
+SMALL = ["data.batch=16", "model.backbone=resnet8", "model.width=16"]  # to see that it works
 
 
 def bench_step(options: Options) -> Iterator[Result]:
@@ -47,13 +47,10 @@ def bench_step(options: Options) -> Iterator[Result]:
     methods = ("npidv2", "byol", "mocov2")
     if options.quick:
         inter = ["inter.clusters=8", "inter.sampler={name: semi_hard, negatives: 16}"]
-        small = ["data.batch=16", "model.backbone=resnet8", "model.width=16", *inter]
-        yield measure_branch(
-            "cifar10-mocov2", [*small, *options.overrides], options.device, options.screen, 500, 32, 2, 2
-        )
+        yield measure_branch("cifar10-mocov2", SMALL, options.device, options.screen, 500, 32, 2, 2, inter)
         return
     # BYOL's recipe reaches its batch by accumulation; a step here is one micro-batch with its optimiser step.
-    common = ["engine.mode=graph", "engine.accumulate=1", "engine.precision=bf16", *options.overrides]
+    common = ["engine.mode=graph", "engine.accumulate=1", "engine.precision=bf16"]
     for method in methods:
         yield measure_branch(method, common, options.device, options.screen)
 
@@ -67,10 +64,9 @@ def bench_cifar(options: Options) -> Iterator[Result]:
     """Images a second through whole CIFAR-10 steps: symmetric MoCo, ResNet-18, batch 512."""
     pixels = _cifar_pixels(options)
     if options.quick:
-        small = ["data.batch=16", "model.backbone=resnet8", "model.width=16", *options.overrides]
-        yield measure_throughput("cifar10-mocov2", small, pixels[:256], options.device, options.screen, 2, 0.2)
+        yield measure_throughput("cifar10-mocov2", SMALL, pixels[:256], options.device, options.screen, 2, 0.2)
         return
-    common = ["data.batch=512", "engine.mode=graph", "engine.precision=bf16", *LIKE_PEERS, *options.overrides]
+    common = ["data.batch=512", "engine.mode=graph", "engine.precision=bf16", *LIKE_PEERS]
     for recipe, word in (
         ("cifar10-mocov2", "false"),
         ("cifar10-mocov2-interclr", "false"),
@@ -84,8 +80,8 @@ def bench_cifar(options: Options) -> Iterator[Result]:
 def bench_convolutions(options: Options) -> Result:
     """Our convolutions for images of CIFAR's size beside cuDNN's, by themselves and in a step: Hopper GPUs only."""
     common = ["data.batch=512", "engine.mode=graph", "engine.precision=bf16", "engine.deterministic=false", *LIKE_PEERS]
-    pixels, overrides = _cifar_pixels(options), [*common, *options.overrides]
-    return measure_convolutions(overrides, pixels, options.device, options.screen, 64 if options.quick else 1_024)
+    pixels = _cifar_pixels(options)
+    return measure_convolutions(common, pixels, options.device, options.screen, 64 if options.quick else 1_024)
 
 
 def bench_data(options: Options) -> Result:
@@ -123,9 +119,9 @@ def bench_growth(options: Options) -> Result:
 
 def bench_cpu(options: Options) -> Result:
     """Where the time of a step goes on a CPU: the default recipe on the embedded set."""
-    source = open_source(load_settings("default", options.overrides).data.source)
+    source = open_source(load_settings("default").data.source)
     pixels: Tensor = source.pixels  # type: ignore[attr-defined]
-    here = prepare("default", options.overrides, pixels, len(source), torch.device("cpu"), source.labels)
+    here = prepare("default", [], pixels, len(source), torch.device("cpu"), source.labels)
     return measure_stages(here, 5 if options.quick else 60, options.screen)
 
 

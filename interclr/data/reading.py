@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from interclr.data.canvas import CANVAS_STEP, Allocate, Canvas, fresh, on_canvas
-from interclr.data.source import Source, UnreadableImage
+from interclr.data.source import ArraySource, Source, UnreadableImage
 from interclr.types import UserError
 
+COPIED = 2**31  # bytes of a part of an array that are copied, at most; more are read by workers
 Progress = Callable[[int, int], None]
 Failures = list[tuple[str, str]]  # names and reasons
 ReadBatch = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Failures]
@@ -89,6 +90,14 @@ def read_all(
         raise UserError(f"no image of {source.name} could be read (find out why with: interclr data check)")
     pixels, size = on_canvas(images)
     return Canvas(pixels, size, None if source.labels is None else source.labels[kept]), kept
+
+
+def at_hand(source: Source) -> Canvas | Source:
+    """Images that lie in memory already need no workers, which would take longer to start than most sets take."""
+    each = source.bytes_each()
+    if each is None or (each * len(source) > COPIED and not isinstance(source, ArraySource)):  # a part is a copy
+        return source
+    return read_all(source)[0]
 
 
 def _planes(image: Tensor | UnreadableImage) -> Tensor | UnreadableImage:

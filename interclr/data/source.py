@@ -45,6 +45,10 @@ class Source(ABC):
         """All images as one (N, 3, H, W) uint8 tensor where they are one already, so that nobody reads them singly."""
         return None
 
+    def bytes_each(self) -> int | None:
+        """Of one image where all are of one size and lie in memory; None: nobody knows before they are read."""
+        return None
+
     def fingerprint(self) -> str:
         """A cheap hash that tells on resume whether the data are still the same. Pixels of files are not read."""
         digest = hashlib.sha256(f"{len(self)}\n".encode())
@@ -101,6 +105,9 @@ class ArraySource(Source):
 
     def whole(self) -> Tensor:
         return self.pixels
+
+    def bytes_each(self) -> int:
+        return self.pixels.shape[1:].numel()
 
     def _add_to_fingerprint(self, digest: hashlib._Hash) -> None:
         digest.update(str(tuple(self.pixels.shape)).encode())

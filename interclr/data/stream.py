@@ -15,7 +15,7 @@ import torch
 from interclr import dist
 from interclr.data.canvas import CANVAS_STEP, Canvas
 from interclr.data.loader import Order
-from interclr.data.reading import Unreadable
+from interclr.data.reading import Unreadable, at_hand
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.stream_plan import default_workers, plan
 from interclr.data.to_device import pinned, to_gpu, to_host
@@ -64,6 +64,7 @@ def in_order(
     broken folder does not end a run; ``unreadable`` collects their names.
     """
     parts = torch.arange(len(images)).split(batch)
+    images = images if isinstance(images, Canvas) else at_hand(images)
     if isinstance(images, Canvas):
         for part in parts:
             yield images.take(part.to(images.pixels.device)).to(device)

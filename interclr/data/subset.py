@@ -46,6 +46,9 @@ class Subset(Source):
         pixels = self.source.whole()
         return None if pixels is None else pixels[torch.as_tensor(self.rows, dtype=torch.int64)]
 
+    def bytes_each(self) -> int | None:
+        return self.source.bytes_each()
+
     def encoded(self, index: int) -> bytes | None:
         return self.source.encoded(int(self.rows[index]))
 

@@ -45,12 +45,13 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Fractions = Annotated[tuple[Fraction, Fraction], AfterValidator(_increasing)]
 
 
 class View(Config):
     """One kind of random view, in the order applied: crop and flip, jitter, grey, blur, solarise."""
 
-    crop_scale: Annotated[tuple[Fraction, Fraction], AfterValidator(_increasing)] = (0.2, 1.0)  # of the image's area
+    crop_scale: Fractions = (0.2, 1.0)  # of the image's area
     crop_ratio: Annotated[tuple[Positive, Positive], AfterValidator(_increasing)] = (3 / 4, 4 / 3)  # width / height
     flip: Probability = 0.5
     jitter: Probability = 0.0  # of the four below, together

@@ -120,9 +120,8 @@ def _resident(
 def _fits(source: Source, config: DataConfig, device: torch.device) -> bool:
     if config.resident != "auto":
         return config.resident
-    first = getattr(source, "pixels", None)
     side = config.max_side if isinstance(config.max_side, int) else 512
-    each = first[0].numel() if first is not None else 3 * side * side
+    each = source.bytes_each() or 3 * side * side
     limit = HOST_LIMIT if device.type == "cpu" else int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
     return each * len(source) <= limit
 

@@ -14,7 +14,7 @@ from interclr.data.subset import Subset, readable_rows
 from interclr.data.views import centre_crop
 from interclr.engine.dataset import TrainingData
 from interclr.engine.step import PRECISIONS
-from interclr.features import embed_all
+from interclr.features import embed_all, evenly
 from interclr.health import cluster_health, embedding_health, pair_health, warnings_of
 from interclr.knn import knn_accuracy
 from interclr.learner import Learner
@@ -38,7 +38,7 @@ class Monitor:
     def _spread(self, rows: Tensor) -> Tensor:
         """At most ``limit`` rows, spread evenly over the set."""
         limit = self.settings.monitor.limit
-        return rows if len(rows) <= limit else rows[torch.linspace(0, len(rows) - 1, limit).long()]
+        return rows if len(rows) <= limit else rows[evenly(len(rows), limit)]
 
     @property
     def measures_knn(self) -> bool:
@@ -78,8 +78,7 @@ class Monitor:
 
     def health(self, learner: Learner, epoch: int) -> dict[str, float]:
         """Rank and uniformity of the embedding on some training images, and the clusters' state; says what is wrong."""
-        count = min(HEALTH_IMAGES, len(self.data.source))
-        rows = torch.linspace(0, len(self.data.source) - 1, count).long()
+        rows = evenly(len(self.data.source), HEALTH_IMAGES)
         encoder = learner.intra.bank_encoder()
         figures = embedding_health(self.embed(encoder, self._take(rows), "embedding images for health"))
         if learner.bank is not None and learner.inter_active(epoch):

@@ -6,23 +6,20 @@ from typing import Any
 
 import yaml
 
-from interclr.config import Settings, settings_from
+from interclr.config import CARRIED_OUT, Settings, flat, settings_from
 from interclr.engine.build import bank_kind
 from interclr.learner import InterConfig
 from interclr.types import UserError
 
-# Where and how a run is carried out, not what it computes. The data themselves are compared by their fingerprint.
-FREE = (
-    *("data.source", "data.root", "data.resident", "data.workers", "data.unreadable"),
-    *("engine.device", "engine.loggers", "engine.log_every", "checkpoint.", "monitor."),
-)
+# What may be another in the next sitting. The data themselves are compared by their fingerprint.
+FREE = (*CARRIED_OUT, "data.source", "monitor.")
 # What a step number or a stored tensor stands for.
 FIXED = ("seed", "data.batch", "engine.accumulate", "model.", "method.name", "optimiser.name")
 
 
 def compared(settings: Settings) -> dict[str, Any]:
     """Every setting by its dotted name, but those that say only where and how."""
-    return {key: value for key, value in _flat(settings.model_dump(mode="json")).items() if not key.startswith(FREE)}
+    return {key: value for key, value in flat(settings.model_dump(mode="json")).items() if not key.startswith(FREE)}
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -66,9 +63,3 @@ def start_of_inter(saved: str, now: Settings) -> InterConfig | None:
     if before is None or now.inter is None or before.warmup_epochs == now.inter.warmup_epochs:
         return None
     return now.inter.model_copy(update={"warmup_epochs": before.warmup_epochs})
-
-
-def _flat(tree: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {path: tree}
-    return {k: v for key, value in tree.items() for k, v in _flat(value, f"{path}.{key}" if path else key).items()}

@@ -404,8 +404,11 @@ class Training:
     def _fill_bank_if_wanted(self) -> None:
         """Before the first step; clusters that start there bring the same features with them."""
         if self.learner.intra.starts_from_features and not self.learner.inter_active(0):
-            assert self.learner.bank is not None
-            self.learner.bank.fill(self._embed_all("embedding every image for the bank"))
+            bank = self.learner.bank
+            assert bank is not None
+            bank.fill(self._embed_all("embedding every image for the bank"))
+            dist.broadcast(bank.features)  # devices may differ in their rounding; banks may not
+            bank.rebuild()
 
     def _embed_all(self, what: str) -> Tensor:
         return self.monitor.embed(self.learner.intra.bank_encoder(), self.data.images, what)

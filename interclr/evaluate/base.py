@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from interclr.data.folder import folders_and_others, strays
 from interclr.data.reading import Unreadable
@@ -176,12 +176,21 @@ def kept_state(path: Path, read: Callable[[Path], T], screen: Screen) -> T | Non
         return None
 
 
+def add_weights(digest: hashlib._Hash, network: nn.Module) -> None:
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
+
+
+def preparation(subject: Subject, context: Context) -> str:
+    """How images come to a network, and in which numbers it computes: another is another result."""
+    return repr((subject.mean, subject.std, context.autocast, context.device.type))
+
+
 def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     """Frozen features (N, F) of every image, centre-cropped; kept beside the results and reused."""
     weights = hashlib.sha256()
-    for name, tensor in subject.backbone.state_dict().items():
-        weights.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
-    weights.update(repr((subject.mean, subject.std, context.autocast, context.device.type)).encode())
+    add_weights(weights, subject.backbone)
+    weights.update(preparation(subject, context).encode())
     key = f"{weights.hexdigest()[:16]}-{source.content()[:16]}-{subject.image_size}"
     cached = context.out.parent / "features" / f"{key}.safetensors"
     with suppress(SafetensorError, KeyError, OSError):  # none yet, or one that was cut off: they are made again

@@ -26,7 +26,7 @@ from interclr.data.decode import decode, read_bytes
 from interclr.data.parallel import ordered_map
 from interclr.data.source import FileSource, UnreadableImage
 from interclr.evaluate.average_precision import THRESHOLDS, Found, Truth, coco_rules, summary, voc_rules
-from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, kept_state, write_json
+from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject, add_weights, kept_state, write_json
 from interclr.evaluate.detection_pictures import draw_curves, draw_detections
 from interclr.evaluate.faster_rcnn import build, parameter_groups
 from interclr.evaluate.requested import Requested
@@ -147,8 +147,7 @@ class Detection(Evaluation):
         settings = self.model_dump(mode="json", exclude=ignored | {"precise_norm"})
         digest = hashlib.sha256(json.dumps([settings, context.seed, str(context.autocast)]).encode())
         digest.update(learn.fingerprint().encode())
-        for name, tensor in model.state_dict().items():
-            digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+        add_weights(digest, model)
         return digest.hexdigest()
 
     def _fit(self, model: nn.Module, learn: BoxedSet, plan: str, context: Context) -> list[float]:

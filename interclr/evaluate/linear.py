@@ -18,8 +18,8 @@ from torch import Tensor
 
 from interclr.data.canvas import Canvas
 from interclr.data.loader import Order, ResidentLoader
-from interclr.data.reading import Unreadable, read_all
-from interclr.data.source import ArraySource, Source
+from interclr.data.reading import Unreadable, at_hand
+from interclr.data.source import Source
 from interclr.data.stream import StreamLoader, in_order
 from interclr.data.subset import Subset
 from interclr.data.view_parameters import View
@@ -30,8 +30,10 @@ from interclr.evaluate.base import (
     Evaluation,
     LabelledData,
     Subject,
+    add_weights,
     check_labels,
     kept_state,
+    preparation,
     refuse_broken,
 )
 from interclr.evaluate.heads import ACCURACIES, TOP, Heads, Measured, best_rate
@@ -242,7 +244,7 @@ class _Probe:
         self.cache: Tensor | None = None
         assert data.train.labels is not None
         self.labels = data.train.labels.to(context.device)
-        self.images = {id(source): _resident(source) for source in (data.train, data.test)}
+        self.images = {id(source): at_hand(source) for source in (data.train, data.test)}
         if not plan.augment:
             needed, allowed, free = (
                 len(data.train) * stages.width * 2,
@@ -384,8 +386,8 @@ class _Probe:
         if self.cache is not None:
             return ""
         digest = hashlib.sha256()
-        for name, tensor in self.subject.backbone.state_dict().items():
-            digest.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
+        add_weights(digest, self.subject.backbone)
+        digest.update(preparation(self.subject, self.context).encode())
         said = [asdict(self.plan), list(self.stages.parts), rates.tolist(), self.context.seed, self.subject.image_size]
         digest.update(json.dumps(said).encode() + self.data.train.fingerprint().encode() + rows.numpy().tobytes())
         return digest.hexdigest()
@@ -420,11 +422,6 @@ def memory_left(device: torch.device) -> float:
         return 0.7 * 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # not known on every system
         return math.inf
-
-
-def _resident(source: Source) -> Canvas | Source:
-    """Images that lie in memory already need no workers."""
-    return read_all(source)[0] if isinstance(source, ArraySource) else source
 
 
 def _draw(path: Path, figures_of: dict[str, dict[str, Any]], best: str, curves: Tensor, data: LabelledData) -> None:

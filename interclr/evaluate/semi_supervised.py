@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from interclr.data.canvas import Canvas
 from interclr.data.loader import Order, ResidentLoader
-from interclr.data.reading import Unreadable
-from interclr.data.source import ArraySource, Source
+from interclr.data.reading import Unreadable, at_hand
+from interclr.data.source import Source
 from interclr.data.stream import StreamLoader, in_order
 from interclr.data.subset import Subset
-from interclr.data.view_parameters import View
+from interclr.data.view_parameters import Fractions, View
 from interclr.data.views import Views, centre_crop
 from interclr.evaluate.base import (
     BATCH,
@@ -30,8 +30,10 @@ from interclr.evaluate.base import (
     Evaluation,
     LabelledData,
     Subject,
+    add_weights,
     check_labels,
     kept_state,
+    preparation,
     refuse_broken,
 )
 from interclr.evaluate.draws import balanced_draw, smallest_class
@@ -45,7 +47,6 @@ from interclr.types import Images, UserError
 
 FEW = 0.01  # the paper's stronger weight decay goes with subsets up to this share
 STEPS, SMALLEST_BATCH = 16, 8  # a small subset is cut into about this many batches of at least this many images
-RESIDENT_BYTES = 2**31  # of images in one array that are kept on the device; more are read by workers
 Rate = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0)]
 
@@ -57,6 +58,12 @@ class Part:
     name: str  # for people and for file names: '1%', or the list's
     rows: list[int]
     decay: float
+
+
+class FineTuningView(View):
+    """As supervised training on ImageNet crops; what else is set of a view leaves this as it is."""
+
+    crop_scale: Fractions = (0.08, 1.0)
 
 
 class SemiSupervised(Evaluation):
@@ -88,7 +95,7 @@ class SemiSupervised(Evaluation):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
     weight_decay: Decay | None = None  # None: 5e-4 below two per cent of the images, 1e-4 from there on
-    view: View = View(crop_scale=(0.08, 1.0), flip=0.5)
+    view: FineTuningView = FineTuningView()
     workers: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
@@ -281,10 +288,9 @@ class _FineTuning:
         return loss.detach()
 
     def _batches(self, first: int, last: int) -> Iterator[Images]:
-        whole = self.images.source
-        if isinstance(whole, ArraySource) and len(self.images) * whole.pixels[0].numel() <= RESIDENT_BYTES:
-            canvas = Canvas(whole.pixels[torch.tensor(self.part.rows)], None, self.images.labels)
-            return ResidentLoader(canvas.to(self.context.device), self.order).iterate(first, last)
+        images = at_hand(self.images)
+        if isinstance(images, Canvas):
+            return ResidentLoader(images.to(self.context.device), self.order).iterate(first, last)
         loader = StreamLoader(self.images, self.order, self.context.device, self.protocol.workers)
         return self._refusing(loader, first, last)
 
@@ -296,8 +302,6 @@ class _FineTuning:
     def predict(self, source: Source) -> Tensor:
         """Logits (N, classes) of every image's centre crop, in memory of the host."""
         subject, context = self.subject, self.context
-        # An array is at hand without worker processes, which would take longer to start than a small test set takes.
-        images = Canvas(source.pixels, None, source.labels) if isinstance(source, ArraySource) else source
 
         def transform(batch: Images) -> Tensor:
             return centre_crop(batch, subject.image_size, subject.mean, subject.std)
@@ -306,7 +310,7 @@ class _FineTuning:
         with context.screen.working(f"testing on {len(source):,} images") as progress:
             logits = embed_all(
                 self.network,
-                in_order(images, context.device, BATCH, self.protocol.workers, met),
+                in_order(source, context.device, BATCH, self.protocol.workers, met),
                 transform,
                 channels_last=context.device.type == "cuda",
                 autocast=context.autocast,
@@ -321,11 +325,10 @@ class _FineTuning:
         # Lists only name the rows, other fractions are other parts, and workers change nothing.
         settings = self.protocol.model_dump_json(exclude={"fractions", "lists", "workers"})
         subject, context = self.subject, self.context
-        plain = (settings, context.seed, str(context.autocast), context.device.type, subject.image_size)
-        digest.update(repr((*plain, subject.mean, subject.std, self.part.decay)).encode())
+        plain = (settings, context.seed, preparation(subject, context), subject.image_size, self.part.decay)
+        digest.update(repr(plain).encode())
         digest.update(self.images.fingerprint().encode())
-        for name, tensor in self.network.state_dict().items():
-            digest.update(name.encode() + tensor.detach().cpu().contiguous().float().numpy().tobytes())
+        add_weights(digest, self.network)
         return digest.hexdigest()
 
     def _save(self, losses: list[float]) -> None:

@@ -11,13 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from interclr.config import explain, parse_override
+from interclr.config import explain, joined
 from interclr.data.builtin import in_full
 from interclr.data.reading import Unreadable
 from interclr.data.source import Source
@@ -205,11 +204,8 @@ def _predictions_as_json(place: Path) -> None:
 
 
 def _settings(protocol: type[Evaluation], overrides: list[str]) -> Evaluation:
-    tree: dict[str, Any] = {}
-    for override in overrides:
-        tree |= parse_override(override)
     try:
-        return protocol.model_validate(tree)
+        return protocol.model_validate(joined(overrides))
     except ValidationError as error:
         raise UserError(explain(error, protocol)) from error
 

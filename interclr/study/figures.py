@@ -34,7 +34,7 @@ def draw(out: Path, study: Study, document: dict[str, Any]) -> None:
         if study.figure == "curve" and all(cell["x"] is not None for cell in cells):
             _curve(out / "figure", study, cells, metric)
         else:
-            _bars(out / "figure", study, cells, metric)
+            _points(out / "figure", study, cells, metric)
     if metric == YARDSTICK:
         _label_free(out / "label_free", document)
 
@@ -69,8 +69,8 @@ def _curve(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) -
         _name(axes, study, metric, _seeds(cells, metric))
 
 
-def _bars(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) -> None:
-    """The axis does not start at 0, as differences are small; every bar bears its value."""
+def _points(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) -> None:
+    """The axis does not start at 0, as differences are small; every point bears its value."""
     means, spreads = _of(cells, metric)
     with figure(path, width=max(4.8, 1.2 * len(cells))) as (axes,):
         names = [cell["name"] for cell in cells]
@@ -169,7 +169,7 @@ def _has_room(axes: Axes, y: float) -> bool:
 
 
 def _label(axes: Axes, text: str, place: float, value: float, spread: float) -> None:
-    """Above a bar and its spread, or inside it where the axis ends."""
+    """Above a point and its spread, or below them where the axis ends."""
     above = _has_room(axes, value + spread)
     axes.annotate(
         text,
@@ -178,7 +178,6 @@ def _label(axes: Axes, text: str, place: float, value: float, spread: float) -> 
         textcoords="offset points",
         ha="center",
         va="bottom" if above else "top",
-        color="black" if above else "white",
         fontsize=10,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from interclr.config import Settings, joined, load_recipe, merge, quoted, settings_from
+from interclr.config import CARRIED_OUT, Settings, joined, load_recipe, merge, quoted, settings_from
 from interclr.engine.build import choose_device
 from interclr.engine.dataset import Facts, median_side, open_training_source
 from interclr.engine.settle import settle
@@ -18,16 +18,6 @@ from interclr.types import UserError
 
 AUTO = "auto"
 LEAST = {"inter.clusters": 2}
-# How a run is carried out or watched, not what it computes: a cell stays the same cell.
-NOT_HASHED = (
-    "data.root",
-    "data.workers",
-    "data.resident",
-    "engine.device",
-    "engine.loggers",
-    "engine.log_every",
-    "checkpoint.keep",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +124,12 @@ def key_of(settings: Settings) -> str:
 def what_is_computed(settings: Settings) -> dict[str, Any]:
     """The settings without how and where they are carried out."""
     tree = settings.model_dump(mode="json")
-    for path in NOT_HASHED:
+    for path in CARRIED_OUT:
         section, _, name = path.partition(".")
-        tree[section].pop(name, None)
+        if name:
+            del tree[section][name]
+        else:
+            del tree[section]
     return tree
 
 

@@ -55,6 +55,13 @@ def test_held_out_images_are_not_trained_on(resident: bool) -> None:
     assert torch.equal(again.labels, data.labels)
 
 
+def test_images_held_out_do_not_make_others_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "HOST_LIMIT", 40 * 3 * 32 * 32)
+    assert isinstance(opened(DataConfig(source="synthetic:40")).images, Canvas)
+    assert isinstance(opened(DataConfig(source="synthetic:50", hold_out=10)).images, Canvas)
+    assert not isinstance(opened(DataConfig(source="synthetic:41")).images, Canvas)
+
+
 def rows_of(images: object) -> list[torch.Tensor]:
     return list(images.pixels) if isinstance(images, Canvas) else [images.read(i) for i in range(len(images))]
 

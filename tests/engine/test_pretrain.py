@@ -19,6 +19,8 @@ from tiny_runs import INTER, MOCO, Heard, final_state, same, tiny, train, write_
 from torch import Tensor
 
 import interclr
+from interclr import dist
+from interclr.bank import MemoryBank
 from interclr.config import Settings, load_settings
 from interclr.data.builtin import open_source
 from interclr.data.reading import Unreadable
@@ -52,6 +54,25 @@ def test_a_recipe_by_its_name_goes_to_a_new_folder(tmp_path: Path, monkeypatch: 
     named = interclr.pretrain("mine.yaml", screen=Screen(quiet=True), stop_after=1)
     assert named.folder.name.startswith("mine-")
     assert named.settings == run.settings
+
+
+@pytest.mark.parametrize("late", [(), (*INTER, "inter.warmup_epochs=1")])
+def test_a_bank_that_starts_from_features_starts_from_those_of_the_first_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[str, ...]
+) -> None:
+    """Devices may round differently, and no bank may differ from another by a bit."""
+    first = torch.nn.functional.normalize(torch.randn(64, 16, generator=torch.Generator().manual_seed(7)), dim=1)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor: tensor.copy_(first))
+    method = "method={name: npidv2, negatives: 8, dim: 16, hidden: 32, bank_start: features}"
+    bank = final_state(train(tiny(method, *late), tmp_path, stop_after=1).folder)["learner"]
+    untouched = (bank["bank.features"] == first).all(1)
+    assert int(untouched.sum()) == 64 - 16  # all but the images of the one step
+    if late:
+        own = MemoryBank(64, 16, 4)
+        own.load_state_dict({name.removeprefix("bank."): value for name, value in bank.items() if "bank." in name})
+        before = own.sums.clone()
+        own.rebuild()
+        assert torch.equal(own.sums, before)
 
 
 def test_short_runs_have_curves_to_their_last_step(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from interclr.data.builtin import open_source
 from interclr.data.source import ArraySource
 from interclr.evaluate.base import LabelledData
 from interclr.evaluate.semi_supervised import SemiSupervised, rows_of_list
+from interclr.evaluate.session import _settings
 from interclr.screen import Screen
 from interclr.types import UserError
 
@@ -112,6 +113,12 @@ def test_settings_of_the_paper() -> None:
     assert [protocol.rate(epoch) for epoch in (0, 11, 12, 15, 16, 19)] == pytest.approx([1, 1, 0.2, 0.2, 0.04, 0.04])
     assert (protocol._decay(0.01), protocol._decay(0.0101), protocol._decay(0.1)) == (5e-4, 5e-4, 1e-4)
     assert (protocol.backbone_lr, protocol.head_lr, protocol.batch, protocol.epochs) == (0.01, 1.0, 256, 20)
+
+
+def test_settings_of_its_views_add_up_and_leave_the_others_alone() -> None:
+    protocol = _settings(SemiSupervised, ["view.flip=0", "view.grey=0.1"])
+    assert isinstance(protocol, SemiSupervised)
+    assert (protocol.view.flip, protocol.view.grey, protocol.view.crop_scale) == (0, 0.1, (0.08, 1.0))
 
 
 def test_at_least_one_of_each_class_and_never_more_than_the_smallest_has(tmp_path: Path) -> None:

@@ -251,6 +251,7 @@ def test_percentages_stay_between_0_and_100(
     for _, axes in drawn:
         low, high = axes.get_ylim()
         assert 0 <= low < high <= 100
+        assert all(text.get_color() != "white" for text in axes.texts)  # points have no inside to write in
     assert drawn[-1][1].get_title() == "k-NN is equal in all cells"
 
 

@@ -189,6 +189,7 @@ def test_a_cells_name_follows_what_it_computes() -> None:
         ].key
 
     assert key() == key("engine.log_every=7", "data.workers=0", "engine.loggers=[]")
+    assert key() == key("checkpoint.every_minutes=1", "checkpoint.every_epochs=1", "data.unreadable=fail")
     assert key() != key("optimiser.base_lr=1e-3")
     assert key() != key("data.hold_out=8")
     settings = plan(open_studies("labels")["labels"], overrides=["engine.device=cpu"])[0].settings
