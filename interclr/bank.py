@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from interclr.checks import WHOLE, check_tensors
 from interclr.types import UserError
 
 FIXED_POINT = 2.0**30  # one unit in `sums`; N·2³⁰ stays inside int64 up to N = 2³³ unit vectors
@@ -67,6 +68,8 @@ class MemoryBank(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        if size < 1 or dim < 1:
+            raise UserError(f"a bank has one image and one dimension or more, not size={size} and dim={dim}")
         check_clusters(clusters, size)
         if not 0.0 < momentum <= 1.0:
             raise UserError(f"the bank's momentum ω must be in (0, 1], not {momentum}")
@@ -103,10 +106,11 @@ class MemoryBank(nn.Module):
 
     def _check(self, index: Tensor, features: Tensor) -> None:
         """What would be broadcast, cut off or counted from the end in silence. Numbers are looked at on a CPU only."""
-        if index.ndim != 1 or features.shape != (len(index), self.dim):
+        check_tensors(index=index, features=features)
+        if index.ndim != 1 or index.dtype not in WHOLE or features.shape != (len(index), self.dim):
             raise UserError(
-                f"the bank takes (B,) indices and (B, {self.dim}) features, not {tuple(index.shape)} and "
-                f"{tuple(features.shape)}: one feature for each image, such as the mean of its views"
+                f"the bank takes (B,) int64 indices and (B, {self.dim}) features, not {tuple(index.shape)} of "
+                f"{index.dtype} and {tuple(features.shape)}: one feature for each image, such as the mean of its views"
             )
         if index.device.type == "cpu" and len(index) and not torch.compiler.is_compiling():
             low, high = index.aminmax()
@@ -163,12 +167,12 @@ class MemoryBank(nn.Module):
     def fill(self, features: Tensor) -> None:
         """Replace every feature (N, D), in the order of the image indices; labels stay.
 
-        As in a step, a feature without a direction leaves the entry as it is.
+        As in a step, a feature without a direction leaves the entry as it is. The bank's own features change nothing.
         """
         if tuple(features.shape) != (self.size, self.dim):
             raise UserError(f"the bank holds ({self.size}, {self.dim}) features, not {tuple(features.shape)}")
         check_finite(features)
-        for rows in row_slices(self.size):
+        for rows in row_slices(self.size if features is not self.features else 0):  # again normalised they could differ
             fresh = functional.normalize(features[rows].to(self.features.device).float(), dim=1)
             self.features[rows] = torch.where(is_unit(fresh), fresh.to(self.features.dtype), self.features[rows])
         self.rebuild()

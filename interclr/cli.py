@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from interclr import __version__
 from interclr.types import UserError
 
 
@@ -39,6 +40,22 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Get, pack and check image sets.")
 app.add_typer(data_app, name="data")
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"interclr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="A recipe (see: interclr recipes) and key.sub=value …")]
 console = Console(highlight=False, soft_wrap=True, emoji=False)

@@ -24,7 +24,7 @@ Reduction = Literal["mean", "sum", "none"]
 def margin_nce(
     positive: Tensor,  # (B,) cosines
     negative: Tensor,  # (B, K) cosines, -inf where there is no negative
-    temperature: float,
+    temperature: float | Tensor,
     margin: float = 0.0,
     kind: MarginKind = "cosine",
     reduction: Reduction = "mean",
@@ -34,10 +34,13 @@ def margin_nce(
     m > 0 asks more of the positive than plain InfoNCE (m = 0), m < 0 asks less. With ``kind="arc"`` the margin is an
     angle in radians and cos⁺ − m becomes cos(θ⁺ + m), see :func:`arc_margin`. An entry of −inf in ``negative`` is an
     absent negative: it adds nothing to the sum and receives a gradient of zero. An anchor without any has loss 0.
+    A temperature may be a tensor, which is learnt where it asks for a gradient; on a GPU a number is faster.
     """
-    if not temperature > 0:
+    learnt = isinstance(temperature, Tensor)
+    seen = not (isinstance(temperature, Tensor) and temperature.is_cuda)  # to look at it there would wait for the GPU
+    if seen and not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
-    fused = kernels.usable(positive, negative) and negative.dtype != torch.float64
+    fused = kernels.usable(positive, negative) and negative.dtype != torch.float64 and not learnt
     positive, negative = _at_least_float32(positive), negative if fused else _at_least_float32(negative)
     if kind == "cosine":
         positive = positive - margin

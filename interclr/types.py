@@ -55,7 +55,7 @@ class Batch:
 
     index: Tensor  # (B,) int64
     views: tuple[Tensor, ...]  # each (B, 3, S, S) float, normalised
-    label: Tensor | None = None  # (B,) int64; for monitoring only, never for training
+    label: Tensor | None = None  # (B,) int64: fine-tuning learns from it, pre-training never
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.functional import normalize
 
 from interclr.bank import MemoryBank, first_occurrence, fixed_point
 from interclr.labels import OnlineLabels
+from interclr.samplers import SemiHard
 from interclr.types import UserError
 
 
@@ -171,7 +173,7 @@ def test_a_broken_feature_leaves_its_entry_alone() -> None:
 @pytest.mark.parametrize(
     ("index", "shape", "message"),
     [
-        ([0, 1], (4, 4), r"not \(2,\) and \(4, 4\)"),  # two views, one index
+        ([0, 1], (4, 4), r"not \(2,\) of torch.int64 and \(4, 4\)"),  # two views, one index
         ([0, 1], (2, 1), "one feature for each image"),  # would be broadcast
         ([[0], [1]], (2, 4), "one feature for each image"),
         ([-1, 9], (2, 4), "holds images 0 to 9, not -1"),
@@ -183,6 +185,38 @@ def test_what_would_be_written_wrongly_is_refused(index: list[int], shape: tuple
     before = {name: value.clone() for name, value in bank.state_dict().items()}
     with pytest.raises(UserError, match=message):
         OnlineLabels().commit(bank, torch.tensor(index), torch.randn(shape), 0)
+    assert all(torch.equal(value, before[name]) for name, value in bank.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ([0, 1], "index is a list: give a tensor"),
+        (np.array([0, 1]), "index is a ndarray: give a tensor"),
+        (torch.tensor([0.0, 1.0]), "of torch.float32"),
+        (torch.tensor([0, 1], dtype=torch.uint8), "of torch.uint8"),  # torch would take it for a mask
+        (torch.tensor([False, True]), "of torch.bool"),
+    ],
+)
+def test_indices_are_whole_numbers_in_a_tensor(index: Any, says: str) -> None:
+    bank, features = MemoryBank(10, 4, 2), torch.randn(2, 4)
+    with pytest.raises(UserError, match=says):
+        OnlineLabels().commit(bank, index, features)
+    with pytest.raises(UserError, match=says):
+        SemiHard(negatives=2).draw(features, index, bank)
+    OnlineLabels().commit(bank, torch.tensor([0, 1], dtype=torch.int32), features)
+
+
+@pytest.mark.parametrize(("size", "dim"), [(0, 4), (-5, 4), (10, 0)])
+def test_a_bank_of_nothing_is_refused(size: int, dim: int) -> None:
+    with pytest.raises(UserError, match=f"size={size} and dim={dim}"):
+        MemoryBank(size, dim, 0)
+
+
+def test_its_own_features_change_no_bit() -> None:
+    bank = MemoryBank(500, 7, 4, generator=torch.Generator().manual_seed(3))
+    before = {name: value.clone() for name, value in bank.state_dict().items()}
+    bank.fill(bank.features)
     assert all(torch.equal(value, before[name]) for name, value in bank.state_dict().items())
 
 

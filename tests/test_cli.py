@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
 from tiny_runs import INTER, MOCO, TINY, final_state, write_images
 
+import interclr
 from interclr import cli
 from interclr.config import load_settings, recipe_names, settings_from
 from interclr.data.packed_store import is_packed
@@ -403,3 +405,10 @@ def test_a_signal_to_end_clears_away_what_is_half_packed(
 def test_names_and_numbers_that_do_not_exist_are_refused(call: Callable[..., Result], tmp_path: Path) -> None:
     assert "no bench 'nope'" in call("bench", "nope").err
     assert call("report", str(tmp_path), "--points", "0").code == 2
+
+
+def test_version_and_module(call) -> None:
+    assert call("--version").out == f"interclr {interclr.__version__}\n"
+    said = subprocess.run([sys.executable, "-m", "interclr", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout == f"interclr {interclr.__version__}\n"
+    assert version("interclr") == interclr.__version__

@@ -198,3 +198,17 @@ def test_compiled_by_the_caller_the_gradient_is_the_same(backend):
         function(leaf).backward()
         gradients.append(leaf.grad)
     torch.testing.assert_close(*gradients)
+
+
+def test_a_temperature_may_be_learnt():
+    generator = torch.Generator().manual_seed(0)
+    positive, negative = torch.rand(5, generator=generator), torch.rand(5, 7, generator=generator)
+    learnt = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    loss = margin_nce(positive.double(), negative.double(), learnt)
+    assert loss.item() == pytest.approx(margin_nce(positive.double(), negative.double(), 0.2).item())
+    loss.backward()
+    step = 1e-6
+    around = [margin_nce(positive.double(), negative.double(), 0.2 + d).item() for d in (step, -step)]
+    assert learnt.grad.item() == pytest.approx((around[0] - around[1]) / (2 * step), rel=1e-5)
+    with pytest.raises(ValueError, match="positive"):
+        margin_nce(positive, negative, torch.tensor(-1.0))

@@ -13,6 +13,7 @@ from interclr.data.views import Views
 from interclr.engine.step import Plan, TrainStep
 from interclr.intra.base import Margin
 from interclr.learner import InterConfig, Learner
+from interclr.models import Backbone
 from interclr.optim import REFERENCE_BATCH
 from interclr.types import UserError
 
@@ -43,13 +44,18 @@ def set_determinism(deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = not deterministic
 
 
+def build_backbone(settings: Settings) -> Backbone:
+    backbone = settings.model.build()
+    if settings.data.image_size != "auto":
+        backbone.check_takes(settings.data.image_size)
+    return backbone
+
+
 def build_learner(settings: Settings, images: int) -> Learner:
     """Everything random in the weights follows from the seed; the same on every rank."""
     torch.manual_seed(settings.seed)
     inter = settings.inter
-    backbone = settings.model.build()
-    if settings.data.image_size != "auto":
-        backbone.check_takes(settings.data.image_size)
+    backbone = build_backbone(settings)
     if inter is not None and inter.intra_weight == 1:
         inter = None  # λ = 1 is the plain method, down to its heads and its bank
     intra = settings.method.build(backbone, separate_head=inter is not None and inter.head == "separate")

@@ -9,6 +9,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -178,10 +179,8 @@ def _kept_id(path: Path, resume_step: int | None) -> str | None:
 
 class WandB:
     def __init__(self, folder: Path, resume_step: int | None) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError("engine.loggers: wandb is not installed: pip install 'interclr[wandb]'") from error
+        import wandb
+
         own = _kept_id(folder / "wandb.id", resume_step)
         if own is None:  # many folders have the same name, which used to be the id
             own = secrets.token_hex(8) if resume_step is None else folder.name
@@ -197,10 +196,8 @@ class WandB:
 
 class MLflow:
     def __init__(self, folder: Path, resume_step: int | None) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise UserError("engine.loggers: mlflow is not installed: pip install 'interclr[mlflow]'") from error
+        import mlflow
+
         self._mlflow = mlflow
         self._start(folder, _kept_id(folder / "mlflow.id", resume_step))
 
@@ -228,8 +225,19 @@ LOGGERS: dict[str, Callable[[Path, int | None], Logger]] = {
     "wandb": WandB,
     "mlflow": MLflow,
 }
+EXTRAS = ("wandb", "mlflow")  # packages, which have the names of their loggers
 
 
 def open_loggers(names: Iterable[str], folder: Path, resume_step: int | None) -> list[Logger]:
-    jsonl: Logger = JsonLines(folder / "metrics.jsonl", resume_step)
-    return [jsonl, *(LOGGERS[name](folder, resume_step) for name in names)]
+    """The run's own file comes last, and what it held beyond ``resume_step`` goes: another may still refuse."""
+    others = [LOGGERS[name](folder, resume_step) for name in names]
+    return [JsonLines(folder / "metrics.jsonl", resume_step), *others]
+
+
+def check_loggers(names: Iterable[str]) -> None:
+    """What is not installed is said before any image is read."""
+    for name in set(names) & set(EXTRAS):
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise UserError(f"engine.loggers: {name} is not installed: pip install 'interclr[{name}]'") from error

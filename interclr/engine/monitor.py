@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -90,8 +92,14 @@ class Monitor:
         return figures
 
     def embed(
-        self, network: nn.Module, images: Canvas | Source, what: str, unreadable: Unreadable | None = None
+        self,
+        network: nn.Module,
+        images: Canvas | Source,
+        what: str,
+        unreadable: Unreadable | None = None,
+        heed: Callable[[], None] = lambda: None,
     ) -> Tensor:
+        """``heed`` is called after every batch, and may end it by an exception."""
         data, engine = self.settings.data, self.settings.engine
         size = int(data.image_size)
 
@@ -99,6 +107,11 @@ class Monitor:
             return centre_crop(batch, size, data.mean, data.std)
 
         with self.screen.working(what) as progress:
+
+            def tell(done: int) -> None:
+                progress(done, len(images))
+                heed()
+
             return embed_all(
                 network,
                 in_order(images, self.device, BATCH, None if data.workers == "auto" else data.workers, unreadable),
@@ -106,7 +119,7 @@ class Monitor:
                 pick=_inter_projection,
                 channels_last=engine.channels_last,
                 autocast=PRECISIONS[engine.precision],
-                progress=lambda done: progress(done, len(images)),
+                progress=tell,
             )
 
     def _take(self, rows: Tensor) -> Canvas | Source:

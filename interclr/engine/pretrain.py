@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +14,69 @@ from interclr.config import Settings, load_settings
 from interclr.data.builtin import data_root, images_of_a_run, in_full
 from interclr.data.canvas import Canvas
 from interclr.data.stream_plan import default_workers
-from interclr.engine.build import choose_device, set_determinism
+from interclr.engine.build import build_backbone, choose_device, set_determinism
 from interclr.engine.dataset import Facts, TrainingData, median_side, open_training_source, prepare
+from interclr.engine.metrics import check_loggers
 from interclr.engine.mode import engine_mode
 from interclr.engine.settle import settle
 from interclr.engine.training import Training
 from interclr.run.folder import Run, left_as_found, new_folder, prepare_folder, sole_writer
 from interclr.screen import Screen
+from interclr.types import UserError
 
 
 def pretrain(
-    settings: Settings | str,
+    settings: Settings | str | Path,
     out: str | Path | None = None,
     *,
     resume: bool = False,
     screen: Screen | None = None,
     stop_after: int | None = None,
 ) -> Run:
-    """Train by ``settings``, or a recipe by its name, into folder ``out``: by default a new one in ``runs``.
+    """Train by ``settings``, or a recipe by its name or file, into folder ``out``: by default a new one in ``runs``.
 
-    ``stop_after`` ends early, resumable, after so many steps.
+    ``stop_after`` ends early, resumable, after so many steps. The caller's random numbers are left as they were.
     """
-    name = settings if isinstance(settings, str) else settings.method.name
-    settings = load_settings(settings) if isinstance(settings, str) else settings
+    name = settings.method.name if isinstance(settings, Settings) else str(settings)
+    if isinstance(settings, str | Path):
+        settings = load_settings(str(settings))
+    if not isinstance(settings, Settings):
+        raise UserError(
+            f"pretrain takes a recipe's name or file, or interclr.load_settings(…), not {type(settings).__name__}"
+        )
     folder = new_folder(name) if out is None else Path(out)
     device = choose_device(settings.engine.device)
     dist.start(device)
     screen = screen or Screen()
-    with left_as_found(folder) if dist.is_main() else nullcontext():
+    with _as_before(device), left_as_found(folder) if dist.is_main() else nullcontext():
         prepare_folder(folder, resume)
         with sole_writer(folder) if dist.is_main() else nullcontext():
             prepare_folder(folder, resume)  # another run may have ended there while this one waited
             return _train(settings, folder, resume, screen, stop_after, device)
 
 
+@contextmanager
+def _as_before(device: torch.device) -> Iterator[None]:
+    """Random numbers and cuDNN's choices of this process are as they were when a training began."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            cudnn.deterministic, cudnn.benchmark = before
+
+
 def _train(
     settings: Settings, folder: Path, resume: bool, screen: Screen, stop_after: int | None, device: torch.device
 ) -> Run:
     set_determinism(settings.engine.deterministic)
+    check_loggers(settings.engine.loggers)
     with images_of_a_run() if resume else nullcontext():
         source = open_training_source(settings.data)
     facts = Facts(len(source) - settings.data.hold_out, median_side(source), device.type)
     settings, chosen = settle(settings, facts)
+    build_backbone(settings)  # what it refuses is said before all images are read
     if settings.data.max_side != "auto" and hasattr(source, "max_side"):
         source = open_training_source(settings.data)
     _introduce(screen, settings, facts, source.name, chosen, device)

@@ -58,7 +58,7 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     choose("schedule.epochs", _epochs(n, batch, on_cpu), f"{max(n // batch, 1):,} steps an epoch")
     choose("method.queue", _power_of_two(n / 2, batch, QUEUE_LARGEST), "at most half the images")
     choose("method.negatives", min(NEGATIVES_LARGEST, max(1, n // 2)), "at most half the images")
-    choose("inter.clusters", max(2, auto_clusters(n)), "10,000 for ImageNet, scaled to the number of images")
+    choose("inter.clusters", auto_clusters(n), "10,000 for ImageNet, scaled to the number of images")
     choose(
         "inter.sampler.negatives",
         _power_of_two(n / 64, max(1, min(16, n // 20)), NEGATIVES_LARGEST),
@@ -88,8 +88,8 @@ def _choose_candidates(tree: dict[str, Any], n: int, choose: Callable[[str, Any,
 
 
 def _check(tree: dict[str, Any], n: int) -> None:
-    if tree["data"]["batch"] > n:
-        raise UserError(f"data.batch: {tree['data']['batch']} images a batch asked of {n} images; use at most {n}")
+    if (batch := tree["data"]["batch"]) > n:
+        raise UserError(f"data.batch: {batch} images a batch asked of {n} images; use auto or at most {n}")
     inter = tree["inter"]
     if inter is not None and inter["clusters"] > n:
         raise UserError(f"inter.clusters: {inter['clusters']} clusters asked of {n} images; use auto or at most {n}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,6 +64,10 @@ def same_settings_on_all_ranks(settings: Settings) -> None:
                 f"process {rank} has {key}={other.get(key)}, process 0 has {values[0].get(key)}: start all processes "
                 "with the same recipe and settings"
             )
+
+
+class Stopped(Exception):
+    """The run was asked to stop while clusters were made: there is no step to wait for."""
 
 
 class Training:
@@ -273,12 +279,13 @@ class Training:
             return Run(self.folder)
         self.started = self.saved_at = time.monotonic()
         self.saved_step = self.step if self.resumed else -1
-        if dist.is_main():
-            forget_result(self.folder)  # a finished run that goes on is not finished
-            write_text(self.folder / "resolved.yaml", dump(self.settings))
         loggers, resume_step = self.settings.engine.loggers, self.step if self.resumed else None
+        # First: one that refuses leaves a finished run as it was.
         self.loggers: list[Logger] = open_loggers(loggers, self.folder, resume_step) if dist.is_main() else []
         try:
+            if dist.is_main():
+                forget_result(self.folder)  # a finished run that goes on is not finished
+                write_text(self.folder / "resolved.yaml", dump(self.settings))
             if self.resumed:
                 self.screen.say(f"continuing at step {self.step:,} of {self.plan.total:,}")
             else:
@@ -301,6 +308,10 @@ class Training:
         return Run(self.folder)
 
     def _train(self, last: int, bar: TrainingBar) -> None:
+        with suppress(Stopped):  # before clusters: their start is what a resumed run begins with
+            self._take_steps(last, bar)
+
+    def _take_steps(self, last: int, bar: TrainingBar) -> None:
         self.learner.train()
         per_epoch, total, log_every = self.plan.steps_per_epoch, self.plan.total, self.log_every
         self._start_clusters_if_due()
@@ -394,7 +405,8 @@ class Training:
 
     def _end_epoch(self, epoch: int) -> None:
         """Between epochs: offline labels or repair, the start of the inter branch, k-NN and health."""
-        self.learner.end_epoch(epoch, self._cluster_generator(epoch))
+        with self._clustering():
+            self.learner.end_epoch(epoch, self._cluster_generator(epoch))
         every = int(self.settings.monitor.every_epochs)
         final = epoch + 1 == self.plan.epochs
         if not final and every and (epoch + 1) % every == 0:
@@ -411,7 +423,31 @@ class Training:
             bank.rebuild()
 
     def _embed_all(self, what: str) -> Tensor:
-        return self.monitor.embed(self.learner.intra.bank_encoder(), self.data.images, what)
+        return self.monitor.embed(self.learner.intra.bank_encoder(), self.data.images, what, heed=self._heed)
+
+    def _heed(self) -> None:
+        """Several ranks go on until they can compare: one that left would keep the others waiting."""
+        if self.interruption.asked and dist.world() == 1:
+            raise Stopped
+
+    @contextmanager
+    def _clustering(self, heed: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Show k-means over all images, which can take minutes."""
+        labels = self.learner.labels
+        if labels is None:
+            yield
+            return
+        with self.screen.working(f"clustering {self.images:,} images") as progress:
+
+            def tell(done: int, total: int) -> None:
+                progress(done, total)
+                heed()
+
+            labels.progress = tell
+            try:
+                yield
+            finally:
+                labels.progress = None
 
     def _start_clusters_if_due(self) -> None:
         """Before the first epoch of the inter branch: cluster every image as the network sees it now.
@@ -428,7 +464,8 @@ class Training:
                 features = self.learner.bank.features
             else:
                 features = self._embed_all("embedding every image for the first clusters")
-            self.learner.start_clusters(features, self._cluster_generator(epoch))
+            with self._clustering(self._heed):
+                self.learner.start_clusters(features, self._cluster_generator(epoch))
             self.clusters_started = True
 
     def _cluster_generator(self, epoch: int) -> torch.Generator:

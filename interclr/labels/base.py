@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,7 +26,11 @@ class Labels(ABC):
     the bit. What depends on a device's order of summation, k-means over all images, is done by rank 0 and broadcast.
     """
 
+    progress: Callable[[int, int], None] | None = None  # told of k-means over all images, by whoever shows it
+
     def __init__(self, iterations: int = 20) -> None:
+        if iterations < 1:
+            raise UserError(f"k-means takes 1 iteration or more, not {iterations}")
         self.iterations = iterations
 
     def initialise(self, bank: MemoryBank, features: Tensor, generator: torch.Generator | None = None) -> None:
@@ -34,14 +39,16 @@ class Labels(ABC):
         dist.broadcast(bank.features)
         self.cluster(bank, generator)
 
-    def commit(self, bank: MemoryBank, index: Tensor, features: Tensor, step: int) -> Tensor:
+    def commit(self, bank: MemoryBank, index: Tensor, features: Tensor, step: int | None = None) -> Tensor:
         """Write a step's features (B, D) of the images ``index`` (B,), and whatever labels follow from them.
 
-        The only write of a step. Returns the number of labels changed, a 0-d tensor on the bank's device.
+        The only write of a step. Returns the number of labels changed, a 0-d tensor on the bank's device. Without
+        ``step``, counted over all epochs, what is due every few steps waits for the end of the epoch.
         """
         check_has_clusters(bank)
         changed = self.update(bank, index, features)
-        self.maintain(bank, step)
+        if step is not None:
+            self.maintain(bank, step)
         return changed
 
     @abstractmethod
@@ -52,8 +59,8 @@ class Labels(ABC):
         """What the host has to decide after a step, outside any graph. Nothing by default."""
 
     @abstractmethod
-    def end_epoch(self, bank: MemoryBank, epoch: int, generator: torch.Generator | None = None) -> None:
-        """Called after the last step of ``epoch`` (counted from 0)."""
+    def end_epoch(self, bank: MemoryBank, epoch: int | None = None, generator: torch.Generator | None = None) -> None:
+        """Called after the last step of ``epoch`` (counted from 0; None: what is due at the end of some is due)."""
 
     def cluster(self, bank: MemoryBank, generator: torch.Generator | None = None) -> None:
         """Global k-means over the bank's features; ``generator`` advances by one draw on every rank."""
@@ -64,5 +71,6 @@ class Labels(ABC):
         labels = torch.empty_like(bank.labels)
         if dist.is_main():
             own = torch.Generator().manual_seed(seed)
-            labels.copy_(kmeans(bank.features, bank.clusters, self.iterations, own).labels)
+            found = kmeans(bank.features, bank.clusters, self.iterations, own, progress=self.progress)
+            labels.copy_(found.labels)
         bank.assign(dist.broadcast(labels))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from interclr import kernels
 from interclr.bank import check_clusters, check_finite, group_sums, mean_of, row_slices
+from interclr.checks import check_tensors
 from interclr.types import UserError
 
 FAR = 4.0  # length of the features' mean; that of unit vectors is 1 at most
@@ -32,7 +34,7 @@ def auto_clusters(n: int) -> int:
     pool of negatives), BYOL half, NPIDv2 nothing.
     """
     wanted = round(10_000 * math.pow(n / 1_281_167, 0.78))
-    return max(1, min(n // 2, max(2, wanted)))
+    return max(2, min(n // 2, wanted))
 
 
 def nearest_centroid(features: Tensor, centroids: Tensor) -> Tensor:
@@ -59,6 +61,7 @@ def kmeans(
     start: Literal["random", "k-means++"] | Tensor = "random",
     chunk: int | None = None,
     history: list[float] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Clustering:
     """Lloyd's algorithm on features (N, D): assign to the nearest centroid, move centroids to the mean, repeat.
 
@@ -67,7 +70,9 @@ def kmeans(
     centroid. Stops early once nothing changes. ``chunk`` is the number of rows at a time and does not matter to the
     result. The objective Σ‖f − c‖² after each assignment is appended to ``history``; it never rises, since an image
     changes its cluster only if its distance, worked out directly, becomes smaller, however rough the matrix product.
+    ``progress`` is told of every part of an iteration, with the number of parts there are at most.
     """
+    check_tensors(features=features)
     if features.ndim != 2:
         raise UserError(f"k-means takes features (N, D), not {tuple(features.shape)}")
     size, dim = features.shape
@@ -78,9 +83,9 @@ def kmeans(
     middle = features.mean(0, dtype=torch.float32)
     if FAR < middle.norm() < math.inf:  # far from the origin distances would drown in the rounding of products
         begin = start - middle.to(start.device) if isinstance(start, Tensor) and start.shape == (k, dim) else start
-        found = _lloyd(features.float() - middle, k, iterations, generator, begin, chunk, history)
+        found = _lloyd(features.float() - middle, k, iterations, generator, begin, chunk, history, progress)
         return Clustering(found.labels, found.centroids + middle)
-    return _lloyd(features, k, iterations, generator, start, chunk, history)
+    return _lloyd(features, k, iterations, generator, start, chunk, history, progress)
 
 
 def _lloyd(
@@ -91,6 +96,7 @@ def _lloyd(
     start: Literal["random", "k-means++"] | Tensor,
     chunk: int | None,
     history: list[float] | None,
+    progress: Callable[[int, int], None] | None,
 ) -> Clustering:
     size, dim = features.shape
     keeps_scores = not kernels.usable(features)
@@ -100,9 +106,12 @@ def _lloyd(
     labels = torch.zeros(size, dtype=torch.int64, device=features.device)
     distance = torch.zeros(size, device=features.device)
     counts = labels.new_zeros(k)
-    for iteration in range(max(1, iterations)):
+    parts, iterations = row_slices(size, rows_at_once), max(1, iterations)
+    for iteration in range(iterations):
         previous = labels.clone()
-        for rows in row_slices(size, rows_at_once):
+        for number, rows in enumerate(parts):
+            if progress is not None:
+                progress(iteration * len(parts) + number, iterations * len(parts))
             part = features[rows].float()
             nearest = _rough_nearest(part, centroids)
             to_own, to_nearest = (_distance(part, centroids[c]) for c in (labels[rows], nearest))

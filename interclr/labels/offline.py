@@ -29,8 +29,8 @@ class OfflineLabels(Labels):
         bank.write(index, features)
         return index.new_zeros(())
 
-    def end_epoch(self, bank: MemoryBank, epoch: int, generator: torch.Generator | None = None) -> None:
-        if (epoch + 1) % self.every == 0:
+    def end_epoch(self, bank: MemoryBank, epoch: int | None = None, generator: torch.Generator | None = None) -> None:
+        if epoch is None or (epoch + 1) % self.every == 0:
             self.cluster(bank, generator)
 
 

@@ -13,7 +13,7 @@ from interclr.bank import MemoryBank
 from interclr.labels.base import Labels
 from interclr.labels.kmeans import nearest_centroid
 from interclr.labels.repair import minimum_size, repair
-from interclr.types import Config
+from interclr.types import Config, UserError
 
 
 class OnlineLabels(Labels):
@@ -32,6 +32,10 @@ class OnlineLabels(Labels):
 
     def __init__(self, min_cluster: int | None = None, repair_every: int = 10, iterations: int = 20) -> None:
         super().__init__(iterations)
+        if min_cluster is not None and min_cluster < 1:
+            raise UserError(f"clusters keep 1 member or more, not min_cluster={min_cluster}")
+        if repair_every < 0:
+            raise UserError(f"repair_every is a number of steps, or 0 for the ends of epochs only, not {repair_every}")
         self.min_cluster, self.repair_every = min_cluster, repair_every
         self._note: tuple[Tensor, torch.cuda.Event] | None = None  # on its way from a GPU
 
@@ -76,7 +80,7 @@ class OnlineLabels(Labels):
         event.synchronize()  # recorded repair_every steps ago
         return bool(host)
 
-    def end_epoch(self, bank: MemoryBank, epoch: int, generator: torch.Generator | None = None) -> None:
+    def end_epoch(self, bank: MemoryBank, epoch: int | None = None, generator: torch.Generator | None = None) -> None:
         repair(bank, self.min_cluster)
 
 

@@ -32,7 +32,7 @@ Found = dict[str, Any]
 
 def cluster_bank(features: Tensor, seed: int = 0) -> MemoryBank:
     """A bank over these features (M, F), M ≥ 2, with k-means clusters."""
-    count = min(len(features), max(2, auto_clusters(len(features))))
+    count = min(len(features), auto_clusters(len(features)))
     bank = MemoryBank(len(features), features.shape[1], count)
     bank.fill(features)
     bank.assign(kmeans(bank.features, count, 20, torch.Generator().manual_seed(seed)).labels)

@@ -15,7 +15,7 @@ from interclr.types import UserError
 
 
 def pretrain(
-    settings: Settings | str,
+    settings: Settings | str | Path,
     out: str | Path | None = None,
     *,
     resume: bool = False,
@@ -23,7 +23,7 @@ def pretrain(
     stop_after: int | None = None,
     report: bool = True,
 ) -> Run:
-    """Train by ``settings``, or a recipe by its name, into folder ``out``: by default a new one in ``runs``.
+    """Train by ``settings``, or a recipe by its name or file, into folder ``out``: by default a new one in ``runs``.
 
     ``stop_after`` ends early, resumable, after so many steps. A finished run ends with ``report.html``, unless
     ``report`` is False.

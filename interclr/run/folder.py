@@ -152,27 +152,31 @@ def know_images(backbone: Backbone, settings: Settings) -> None:
 def embed(backbone: nn.Module, images: Tensor, size: int | None = None, settings: Settings | None = None) -> Tensor:
     """Features (N, F) of uint8 images (N, 3, H, W), their middle scaled to ``size``.
 
-    Size and normalisation are by default those of the run that the backbone was loaded from, or what ``settings`` say;
-    otherwise the images' own shorter side, normalised as for ImageNet.
+    Size and normalisation are by default those of the run that the backbone was loaded from, also where it is wrapped
+    (``torch.compile``, ``DataParallel``), or what ``settings`` say; otherwise the images' own shorter side, normalised
+    as for ImageNet. Images go to the device of the backbone, in its precision.
     """
     data = (settings or Settings()).data
     mean, std = data.mean, data.std
     known = None if settings is None or data.image_size == "auto" else data.image_size
-    if settings is None and isinstance(backbone, Backbone):
-        mean, std, known = backbone.mean or mean, backbone.std or std, backbone.image_size
+    inside = next((module for module in backbone.modules() if isinstance(module, Backbone)), None)
+    if settings is None and inside is not None:
+        mean, std, known = inside.mean or mean, inside.std or std, inside.image_size
     if not isinstance(images, Tensor):
         raise UserError(f"embed takes one tensor of uint8 images (N, 3, H, W), not {type(images).__name__}")
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not len(images):
         raise UserError(f"embed takes uint8 images (N, 3, H, W), not {tuple(images.shape)} of {images.dtype}")
     side = size or known or min(images.shape[2:])
-    batches = (Images(torch.arange(len(part)), part) for part in images.split(256))
-    return embed_all(backbone, batches, lambda batch: centre_crop(batch, side, mean, std))
+    weight = next(backbone.parameters(), images.new_empty((), dtype=torch.float32))
+    batches = (Images(torch.arange(len(part)), part).to(weight.device) for part in images.split(256))
+    return embed_all(backbone, batches, lambda batch: centre_crop(batch, side, mean, std).to(weight.dtype))
 
 
 def command_line() -> str:
     """What was typed, or what is typed in place of a path to this package; under ``torchrun`` with its processes."""
     program = Path(sys.argv[0])
-    own = program.name == "interclr" or program.resolve() == Path(__file__).resolve().parent.parent / "cli.py"
+    package = Path(__file__).resolve().parent.parent
+    own = program.name == "interclr" or program.resolve() in (package / "cli.py", package / "__main__.py")
     if not dist.launched():
         return shlex.join(["interclr", *sys.argv[1:]] if own else sys.argv)
     world, here = (os.environ.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))

@@ -26,6 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from interclr.checks import WHOLE, check_tensors
 from interclr.types import Config, Pairs, UserError
 
 
@@ -180,7 +181,8 @@ def _check_anchors(query: Tensor, index: Tensor, bank: Bank) -> None:
     """What would be broadcast, or counted from the end, in silence. Numbers are looked at on a CPU only."""
     _check_has_clusters(bank)
     size, dim = bank.features.shape
-    if index.ndim != 1 or index.is_floating_point() or query.shape != (len(index), dim):
+    check_tensors(query=query, index=index)
+    if index.ndim != 1 or index.dtype not in WHOLE or query.shape != (len(index), dim):
         raise UserError(
             f"a draw takes (A, {dim}) queries and the (A,) indices of their images, not {tuple(query.shape)} and "
             f"{tuple(index.shape)} of {index.dtype}: repeat the indices for several views"

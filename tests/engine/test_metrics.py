@@ -5,11 +5,14 @@ import math
 import sys
 import types
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_runs import tiny, train
 
+from interclr.engine import metrics
 from interclr.engine.metrics import Averages, JsonLines, MLflow, TensorBoard, open_loggers
 from interclr.run.folder import prepare_folder, read_lines
 from interclr.types import UserError
@@ -158,10 +161,30 @@ def test_a_run_that_mlflow_has_lost_goes_on_as_another(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_logger_that_is_not_installed_says_what_to_install(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("interclr")
-    try:
-        __import__(name)
-    except ImportError:
-        with pytest.raises(UserError, match=rf"interclr\[{name}\]"):
-            open_loggers([name], tmp_path, None)
+def test_a_logger_that_is_not_installed_says_so_before_anything_is_read_or_lost(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tiny("schedule.epochs=1"), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    monkeypatch.setitem(sys.modules, name, None)
+    opened = sys.modules["interclr.engine.pretrain"]
+    monkeypatch.setattr(opened, "open_training_source", lambda data: pytest.fail("images were opened"))
+    with pytest.raises(UserError, match=rf"interclr\[{name}\]"):
+        train(tiny(f"engine.loggers=[{name}]", "schedule.epochs=2"), tmp_path, resume=True)
+    assert run.finished
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_service_that_refuses_leaves_a_finished_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path, resume_step: int | None) -> NoReturn:
+        raise UserError("no connection")
+
+    run = train(tiny("schedule.epochs=1"), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    monkeypatch.setitem(metrics.LOGGERS, "tensorboard", refuse)
+    with pytest.raises(UserError, match="no connection"):
+        train(tiny("schedule.epochs=2"), tmp_path, resume=True)
+    assert run.finished
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

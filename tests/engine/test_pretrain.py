@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_recipe_by_its_name_goes_to_a_new_folder(tmp_path: Path, monkeypatch: 
     assert run.folder.parent == Path("runs")
     assert run.folder.name.startswith("mocov2-")
     (tmp_path / "mine.yaml").write_text((run.folder / "resolved.yaml").read_text())
-    named = interclr.pretrain("mine.yaml", screen=Screen(quiet=True), stop_after=1)
+    named = interclr.pretrain(Path("mine.yaml"), screen=Screen(quiet=True), stop_after=1)
     assert named.folder.name.startswith("mine-")
     assert named.settings == run.settings
 
@@ -565,3 +566,32 @@ def test_embed_normalises_as_the_run_did(tmp_path: Path) -> None:
     expected = interclr.embed(backbone, images, settings=run.settings)
     assert torch.equal(interclr.embed(backbone, images), expected)
     assert not torch.equal(interclr.embed(backbone, images, settings=Settings()), expected)
+    for wrapped in (torch.nn.Sequential(backbone), torch.nn.DataParallel(backbone), torch.compile(backbone)):
+        assert torch.equal(interclr.embed(wrapped, images), expected)
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.testing.assert_close(interclr.embed(backbone.to(dtype), images), expected, rtol=0.1, atol=0.05)
+
+
+def test_the_callers_random_numbers_and_choices_are_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(1234)
+    expected = torch.rand(3)
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.manual_seed(1234)
+    train(tiny("schedule.epochs=1"), tmp_path)
+    assert torch.equal(torch.rand(3), expected)
+    assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == before
+
+
+def test_a_backbone_that_cannot_be_is_said_before_images_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = sys.modules["interclr.engine.pretrain"]
+    monkeypatch.setattr(reading, "prepare", lambda *_: pytest.fail("images were read"))
+    with pytest.raises(UserError, match="resnet1O"):
+        train(tiny("model.backbone=resnet1O"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_recipe_is_told_what_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"load_settings\(…\), not dict"):
+        interclr.pretrain({"seed": 1}, tmp_path / "run")  # type: ignore[arg-type]

@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny_runs import INTER, Heard, final_state, same, same_run, tiny, train, write_images
+from tiny_runs import INTER, MOCO, Heard, final_state, same, same_run, tiny, train, write_images
 
 import interclr
 from interclr.config import Settings
@@ -22,6 +23,7 @@ from interclr.data.stream import StreamLoader
 from interclr.engine.resume import changed_settings
 from interclr.engine.step import TrainStep
 from interclr.engine.training import Training
+from interclr.labels import base
 from interclr.run import checkpoint
 from interclr.run.folder import Run
 from interclr.types import UserError
@@ -135,6 +137,35 @@ def test_a_signal_stops_after_the_step_and_resumes(
     assert not run.finished
     assert final_state(run.folder)["step"] == (5 if accumulate == 1 else 6)
     assert "continue with --resume" in heard.text
+    train(settings, tmp_path / "cut", resume=True)
+    same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("method", [MOCO, ("method={name: npidv2, negatives: 8, dim: 16, hidden: 32}",)])
+@pytest.mark.parametrize("during", ["embed", "cluster"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_signal_while_clusters_start_stops_before_them(
+    late: int, during: str, method: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many images that takes minutes, in which there is no step to wait for the end of."""
+    if during == "embed" and late and method != MOCO:
+        pytest.skip("a bank of its own is what clusters start from")
+    settings = tiny(*method, *INTER, f"inter.warmup_epochs={late}")
+    train(settings, tmp_path / "whole")
+
+    owner, name = (Training, "_embed_all") if during == "embed" else (base, "kmeans")
+    original = getattr(owner, name)
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        run = train(settings, tmp_path / "cut")
+    assert not run.finished
+    assert final_state(run.folder)["step"] == 4 * late
+    assert not final_state(run.folder)["clusters_started"]
     train(settings, tmp_path / "cut", resume=True)
     same_run(tmp_path / "whole", tmp_path / "cut")
 

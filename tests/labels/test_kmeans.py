@@ -149,7 +149,21 @@ def test_auto_clusters() -> None:
     chosen = [auto_clusters(n) for n in sizes]
     assert all(2 <= k <= n // 2 for n, k in zip(sizes, chosen, strict=True))
     assert chosen == sorted(chosen)
-    assert [auto_clusters(n) for n in (1, 2, 3)] == [1, 1, 1]
+    assert [auto_clusters(n) for n in (2, 3)] == [2, 2]
+
+
+def test_progress_is_told_of_every_part_and_may_end_it() -> None:
+    told: list[tuple[int, int]] = []
+    features = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    kmeans(features, 5, 3, torch.Generator().manual_seed(0), chunk=20, progress=lambda *done: told.append(done))
+    assert told == [(done, 9) for done in range(len(told))]
+    assert len(told) in (6, 9)  # two iterations or three, of three parts each
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kmeans(features, 5, progress=stop)
 
 
 def test_minimum_size() -> None:

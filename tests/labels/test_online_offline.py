@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 from interclr import dist
 from interclr.bank import MemoryBank
 from interclr.labels import Labels, OfflineLabels, OnlineLabels, kmeans
+from interclr.types import UserError
 
 SIZE, DIM, CLUSTERS, BATCH = 120, 8, 10, 24
 
@@ -238,3 +239,31 @@ def test_ranks_hold_the_same_bits(tmp_path: Path, world: int, dtype: torch.dtype
         for other, state in saved[1:]:
             assert all(torch.equal(value, other[key]) for key, value in first.items())
             assert torch.equal(generator, state)  # the next draw agrees, too
+
+
+@pytest.mark.parametrize("labels", [OnlineLabels(), OfflineLabels()])
+def test_own_loops_need_neither_steps_nor_epochs(labels: Labels) -> None:
+    generator = torch.Generator().manual_seed(0)
+    bank = MemoryBank(60, 8, 4)
+    labels.initialise(bank, torch.randn(60, 8, generator=generator), generator)
+    for _ in range(5):
+        labels.commit(bank, torch.randperm(60, generator=generator)[:16], torch.randn(16, 8, generator=generator))
+    labels.end_epoch(bank)
+    assert int(bank.counts.min()) > 0
+    before = bank.centroids.clone()
+    bank.rebuild()
+    assert torch.equal(bank.centroids, before)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: OnlineLabels(repair_every=-1), "repair_every"),
+        (lambda: OnlineLabels(min_cluster=0), "min_cluster=0"),
+        (lambda: OnlineLabels(iterations=0), "1 iteration or more"),
+        (lambda: OfflineLabels(iterations=0), "1 iteration or more"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_own_loops_too(make: Callable[[], Labels], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        make()
