@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -17,6 +19,10 @@ from interclr.study.tables import LABEL_FREE, LABELS, YARDSTICK
 FALLBACK = "rank_me"  # where there are no labels
 PAPER_MARK = "the paper's best"
 GREY = "0.45"
+HOLLOW = "white"
+HOLLOW_MARK = "hollow: one seed"
+# Why a cell has no point, by the state of its runs, the graver first.
+WHY_ABSENT = {"failed": "failed", "started": "not finished", "new": "not run yet", "finished": "no such figure"}
 
 
 def draw(out: Path, study: Study, document: dict[str, Any]) -> None:
@@ -25,16 +31,16 @@ def draw(out: Path, study: Study, document: dict[str, Any]) -> None:
     if not cells:
         return
     metric = YARDSTICK if any(YARDSTICK in cell["summary"] for cell in cells) else FALLBACK
+    shown = cells if study.figure == "table" else [cell for cell in cells if metric in cell["summary"]]
+    absent = _absent(document["cells"], shown)
     if study.figure == "table":
-        _cost(out / "figure", study, cells)
+        _cost(out / "figure", study, shown, absent)
     elif study.figure == "over-epochs":
-        _over_epochs(out / "figure", study, cells, metric)
+        _over_epochs(out / "figure", study, shown, metric, absent)
+    elif study.figure == "curve" and all(cell["x"] is not None for cell in shown):
+        _curve(out / "figure", study, shown, metric, absent)
     else:
-        cells = [cell for cell in cells if metric in cell["summary"]]
-        if study.figure == "curve" and all(cell["x"] is not None for cell in cells):
-            _curve(out / "figure", study, cells, metric)
-        else:
-            _points(out / "figure", study, cells, metric)
+        _points(out / "figure", study, shown, metric, absent)
     if metric == YARDSTICK:
         _label_free(out / "label_free", document)
 
@@ -47,15 +53,43 @@ def _of(cells: list[dict[str, Any]], metric: str) -> tuple[list[float], list[flo
 
 
 def _seeds(cells: list[dict[str, Any]], metric: str) -> str:
-    most = max(cell["summary"][metric]["n"] for cell in cells)
-    return "one seed" if most == 1 else f"{most} seeds, ± standard deviation"
+    counts = [cell["summary"][metric]["n"] for cell in cells]
+    least, most = min(counts), max(counts)
+    return "one seed" if most == 1 else f"{most} seeds" if least == most else f"{least}–{most} seeds"
 
 
-def _curve(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) -> None:
+def _errors(spreads: list[float]) -> list[float] | None:
+    """Without a spread there is no bar, rather than one of no length."""
+    return [spread or math.nan for spread in spreads] if any(spreads) else None
+
+
+def _single(cells: list[dict[str, Any]], metric: str) -> list[bool]:
+    """Which cells are of one seed where others are of several: without a spread they would look the surest."""
+    counts = [cell["summary"][metric]["n"] for cell in cells]
+    return [count == 1 < max(counts) for count in counts]
+
+
+def _absent(cells: list[dict[str, Any]], shown: list[dict[str, Any]]) -> str:
+    """``not shown: a, b (failed), c (not run yet)``; empty where all are shown."""
+    names = {cell["name"] for cell in shown}
+    by_reason: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell["name"] not in names:
+            states = {run["state"] for run in cell["runs"]}
+            reason = next(why for state, why in WHY_ABSENT.items() if state in states)
+            by_reason.setdefault(reason, []).append(cell["name"])
+    groups = [f"{', '.join(group)} ({reason})" for reason, group in by_reason.items()]
+    return f"not shown: {', '.join(groups)}" if groups else ""
+
+
+def _curve(path: Path, study: Study, cells: list[dict[str, Any]], metric: str, absent: str) -> None:
     cells = sorted(cells, key=lambda cell: cell["x"])
     xs, (means, spreads) = [cell["x"] for cell in cells], _of(cells, metric)
     with figure(path, width=5.6) as (axes,):
-        axes.errorbar(xs, means, yerr=spreads if any(spreads) else None, marker="o", capsize=3)
+        axes.errorbar(xs, means, yerr=_errors(spreads), marker="o", capsize=3)
+        for x, value, single in zip(xs, means, _single(cells, metric), strict=True):
+            if single:
+                axes.plot([x], [value], "o", color="C0", markerfacecolor=HOLLOW, zorder=3)  # over the line's own point
         best = next((cell for cell in cells if cell["name"] == study.paper.best), None)
         if best is not None:
             axes.axvline(best["x"], color=GREY, linestyle=":", linewidth=1.4, label=PAPER_MARK)
@@ -66,19 +100,21 @@ def _curve(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) -
         axes.minorticks_off()
         axes.margins(y=0.15)
         keep_to_percent(axes, metric)
-        _name(axes, study, metric, _seeds(cells, metric))
+        _name(axes, study, metric, cells, absent)
 
 
-def _points(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) -> None:
+def _points(path: Path, study: Study, cells: list[dict[str, Any]], metric: str, absent: str) -> None:
     """The axis does not start at 0, as differences are small; every point bears its value."""
     means, spreads = _of(cells, metric)
     with figure(path, width=max(4.8, 1.2 * len(cells))) as (axes,):
         names = [cell["name"] for cell in cells]
         places = list(range(len(cells)))
         colours = ["C0" if name != study.paper.best else "C1" for name in names]
-        for place, value, spread, colour in zip(places, means, spreads, colours, strict=True):
+        fills = [HOLLOW if single else colour for single, colour in zip(_single(cells, metric), colours, strict=True)]
+        for place, value, spread, colour, fill in zip(places, means, spreads, colours, fills, strict=True):
             # Points, not bars: the axis does not begin at 0, and lengths of bars would be read as shares.
-            axes.errorbar([place], [value], yerr=[spread] if spread else None, fmt="o", capsize=4, color=colour)
+            error = _errors([spread])
+            axes.errorbar([place], [value], yerr=error, fmt="o", capsize=4, color=colour, markerfacecolor=fill)
         axes.set_xlim(-0.6, len(cells) - 0.4)
         low, high = (
             min(m - s for m, s in zip(means, spreads, strict=True)),
@@ -92,12 +128,12 @@ def _points(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) 
         axes.set_xticks(places, names)
         axes.grid(axis="x", visible=False)
         note = f", orange: {PAPER_MARK}" if study.paper.best in names else ""
-        _name(axes, study, metric, _seeds(cells, metric) + note)
+        _name(axes, study, metric, cells, absent, note)
 
 
-def _over_epochs(path: Path, study: Study, cells: list[dict[str, Any]], metric: str) -> None:
+def _over_epochs(path: Path, study: Study, cells: list[dict[str, Any]], metric: str, absent: str) -> None:
     with figure(path, width=5.6) as (axes,):
-        for number, cell in enumerate(cells):
+        for number, (cell, single) in enumerate(zip(cells, _single(cells, metric), strict=True)):
             curves = [
                 {record["epoch"]: record.get(metric, record.get(f"{metric}_before")) for record in run.get("curve", [])}
                 for run in cell["runs"]
@@ -110,28 +146,30 @@ def _over_epochs(path: Path, study: Study, cells: list[dict[str, Any]], metric: 
             epochs = sorted(by_epoch)
             means = [mean(by_epoch[epoch]) for epoch in epochs]
             spreads = [stdev(by_epoch[epoch]) if len(by_epoch[epoch]) > 1 else 0.0 for epoch in epochs]
-            axes.plot(epochs, means, marker="o", markersize=3.5, color=f"C{number}", label=cell["name"])
+            colour = f"C{number}"
+            fill = HOLLOW if single else colour
+            axes.plot(epochs, means, "o-", markersize=4, color=colour, markerfacecolor=fill, label=cell["name"])
             if any(spreads):
                 low = [m - s for m, s in zip(means, spreads, strict=True)]
                 high = [m + s for m, s in zip(means, spreads, strict=True)]
-                axes.fill_between(epochs, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
+                axes.fill_between(epochs, low, high, color=colour, alpha=0.18, linewidth=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend()
         keep_to_percent(axes, metric)
-        _name(axes, study, metric, _seeds([cell for cell in cells if metric in cell["summary"]], metric))
+        _name(axes, study, metric, cells, absent)
 
 
-def _cost(path: Path, study: Study, cells: list[dict[str, Any]]) -> None:
+def _cost(path: Path, study: Study, cells: list[dict[str, Any]], absent: str) -> None:
     wanted = ("milliseconds_per_step", "seconds_per_epoch", "memory_megabytes")
     metrics = [name for name in wanted if all(name in cell["summary"] for cell in cells)]
     with figure(path, columns=len(metrics), width=4.4, height=3.2) as panels:
         for axes, metric in zip(panels, metrics, strict=True):
             means, spreads = _of(cells, metric)
             places = list(range(len(cells)))
-            axes.barh(
-                places, means, xerr=spreads if any(spreads) else None, capsize=4, height=0.55, color="C0", alpha=0.85
-            )
-            for place, value in zip(places, means, strict=True):
+            single, error = _single(cells, metric), _errors(spreads)
+            fills = [HOLLOW if alone else "C0" for alone in single]
+            axes.barh(places, means, xerr=error, capsize=4, height=0.55, color=fills, edgecolor="C0", alpha=0.85)
+            for place, value, alone in zip(places, means, single, strict=True):
                 ratio = f"  ×{value / means[0]:.2f}" if means[0] > 0 and place else ""
                 text = f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
                 axes.annotate(
@@ -140,7 +178,7 @@ def _cost(path: Path, study: Study, cells: list[dict[str, Any]]) -> None:
                     (6, 0),
                     textcoords="offset points",
                     va="center",
-                    color="white",
+                    color="C0" if alone else "white",
                     fontsize=10,
                 )
             axes.set_yticks(places, [cell["name"] for cell in cells] if axes is panels[0] else [""] * len(cells))
@@ -148,7 +186,7 @@ def _cost(path: Path, study: Study, cells: list[dict[str, Any]]) -> None:
             axes.set_xlim(left=0)
             axes.grid(axis="y", visible=False)
             axes.set_xlabel(LABELS[metric])
-        panels[0].set_title(study.title, loc="left")
+        _title(panels[0], study, metrics[0], cells, absent)
 
 
 def keep_to_percent(axes: Axes, metric: str) -> None:
@@ -182,11 +220,26 @@ def _label(axes: Axes, text: str, place: float, value: float, spread: float) -> 
     )
 
 
-def _name(axes: Axes, study: Study, metric: str, seeds: str) -> None:
+def _name(axes: Axes, study: Study, metric: str, cells: list[dict[str, Any]], absent: str, colours: str = "") -> None:
     axes.set_xlabel(study.axis)
     axes.set_ylabel(LABELS[metric] if metric == YARDSTICK else f"{LABELS[metric]} (no labels)")
+    _title(axes, study, metric, cells, absent, colours)
+
+
+def _title(axes: Axes, study: Study, metric: str, cells: list[dict[str, Any]], absent: str, colours: str = "") -> None:
     axes.set_title(f"{study.title}\n", loc="left")
-    axes.text(0, 1.02, seeds, transform=axes.transAxes, fontsize=9, color=GREY)
+    several = any(cell["summary"][metric]["n"] > 1 for cell in cells)
+    seeds = _seeds(cells, metric) + ", ± standard deviation" * several
+    axes.text(0, 1.02, seeds + colours, transform=axes.transAxes, fontsize=9, color=GREY)
+    _footnote(axes, HOLLOW_MARK * any(_single(cells, metric)), absent)
+
+
+def _footnote(axes: Axes, *remarks: str) -> None:
+    """Below the whole figure, in as many lines as it needs."""
+    text = "; ".join(filter(None, remarks))
+    if text:
+        letters = int(14 * axes.figure.bbox.width / axes.figure.dpi)  # so many to an inch
+        axes.figure.supxlabel(textwrap.fill(text, letters), x=0.02, ha="left", fontsize=9, color=GREY)
 
 
 def _label_free(path: Path, document: dict[str, Any]) -> None:
@@ -201,7 +254,8 @@ def _label_free(path: Path, document: dict[str, Any]) -> None:
         for axes, metric in zip(panels, metrics, strict=True):
             here = [cell for cell in cells if metric in cell["summary"]]
             (xs, _), (ys, _) = _of(here, metric), _of(here, YARDSTICK)
-            axes.scatter(xs, ys, s=28, clip_on=False)
+            fills = [HOLLOW if single else "C0" for single in _single(here, YARDSTICK)]
+            axes.scatter(xs, ys, s=28, c=fills, edgecolors="C0", clip_on=False)
             axes.margins(0.12)
             axes.set_ylim(low - 0.12 * (high - low or 1), high + 0.15 * (high - low or 1))
             keep_to_percent(axes, YARDSTICK)
@@ -224,3 +278,6 @@ def _label_free(path: Path, document: dict[str, Any]) -> None:
             if not LABEL_FREE[metric]:
                 axes.invert_xaxis()  # better is to the right in every panel
         panels[0].set_ylabel(LABELS[YARDSTICK])
+        own = [cell for cell in document["cells"] if cell["same_as"] is None]
+        hollow = HOLLOW_MARK * any(_single(cells, YARDSTICK))
+        _footnote(panels[0], f"{_seeds(cells, YARDSTICK)} a point", hollow, _absent(own, cells))

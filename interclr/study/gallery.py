@@ -23,7 +23,6 @@ from interclr.labels import auto_clusters, kmeans
 from interclr.samplers import Hard, Random, Sampler, SemiEasy, SemiHard
 from interclr.study.subjects import (
     CPU,
-    Space,
     Subject,
     check_runs,
     choose,
@@ -46,7 +45,6 @@ def plot_retrieval(
     queries: int = 6,
     neighbours: int = 10,
     data: str | None = None,
-    space: Space = "backbone",
     seed: int = 0,
     device: torch.device = CPU,
 ) -> None:
@@ -56,7 +54,7 @@ def plot_retrieval(
     measured on, or without labels training images, which are then not found themselves.
     """
     check_runs(runs)
-    subjects = [open_run(run, space, device) for run in runs]
+    subjects = [open_run(run, device) for run in runs]
     held = training_data(subjects[0].settings, data)
     labels, bank = held.labels, held.images
     asked, truth, own = _queries(held, queries, seed)
@@ -128,7 +126,7 @@ def plot_negatives(
     the run's sampler where it has one. With labels, each row says how much of what the strategy draws is false, over up
     to 512 anchors and as many negatives for all strategies.
     """
-    subject = open_run(run, device=device)
+    subject = open_run(run, device)
     if pool_fraction is None:
         inter = subject.settings.inter
         pool_fraction = getattr(inter.sampler, "pool_fraction", POOL_FRACTION) if inter is not None else POOL_FRACTION

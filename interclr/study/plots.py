@@ -15,7 +15,7 @@ from interclr.data.canvas import on_canvas
 from interclr.evaluate.plots import figure
 from interclr.run.folder import Run
 from interclr.study.figures import keep_to_percent
-from interclr.study.subjects import CPU, Space, check_runs, choose, names_of, open_run, titles, training_images
+from interclr.study.subjects import CPU, check_runs, choose, names_of, open_run, titles, training_images
 from interclr.types import Images, UserError
 
 CURVES = {
@@ -41,7 +41,6 @@ def plot_tsne(
     images: int = 4,
     views: int = 8,
     data: str | None = None,
-    space: Space = "backbone",
     seed: int = 0,
     device: torch.device = CPU,
 ) -> None:
@@ -51,7 +50,7 @@ def plot_tsne(
     own colour. The images and their views are the first run's for all, prepared as each run prepares its own.
     """
     check_runs(runs)
-    subjects = [open_run(run, space, device) for run in runs]
+    subjects = [open_run(run, device) for run in runs]
     source = training_images(subjects[0].settings, data)
     groups = choose(source, classes, images, seed)
     if not groups[0]:
@@ -93,8 +92,8 @@ def _draw_numbers(
         spine.set_color("0.7")
 
 
-def plot_curves(runs: Sequence[str | Path], out: str | Path, *, figures: Sequence[str] = ()) -> None:
-    """What ``metrics.jsonl`` holds of several runs, over epochs; every known figure that some run has by default."""
+def plot_curves(runs: Sequence[str | Path], out: str | Path) -> None:
+    """What ``metrics.jsonl`` holds of several runs, over epochs: every known figure that some run has."""
     check_runs(runs)
     folders = [Path(run) for run in runs]
     for folder in folders:
@@ -102,10 +101,7 @@ def plot_curves(runs: Sequence[str | Path], out: str | Path, *, figures: Sequenc
             raise UserError(f"{folder} is not a run folder: it has no metrics.jsonl")
     records = [Run(folder).metrics for folder in folders]
     present = {name for lines in records for line in lines for name in line if isinstance(line[name], int | float)}
-    unknown = [name for name in figures if name not in present]
-    if unknown:
-        raise UserError(f"no run has logged {unknown[0]!r}; there are: {', '.join(sorted(present))}")
-    names = list(figures) or [name for name in CURVES if name in present]
+    names = [name for name in CURVES if name in present]
     if not names:
         raise UserError("these runs have not logged anything yet")
     columns = min(3, len(names))
@@ -118,7 +114,7 @@ def plot_curves(runs: Sequence[str | Path], out: str | Path, *, figures: Sequenc
                 if points:
                     axes.plot(*zip(*points, strict=True), color=f"C{number % 10}", marker="o" * (len(points) == 1))
             keep_to_percent(axes, name)
-            axes.set_title(CURVES.get(name, name), fontsize=11)
+            axes.set_title(CURVES[name], fontsize=11)
             axes.set_xlabel("epoch")
         for axes in panels[len(names) :]:
             axes.axis("off")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,8 @@ from interclr.data.reading import read_or_reason
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.stream import in_order
 from interclr.data.views import Views, centre_crop
-from interclr.engine.build import build_learner
 from interclr.engine.dataset import TrainingData, open_training_source, prepare
 from interclr.features import embed_all
-from interclr.models.heads import Encoded
 from interclr.run import checkpoint
 from interclr.run.folder import Run, load, run_in
 from interclr.screen import Screen
@@ -30,7 +28,6 @@ from interclr.study.plan import what_is_computed
 from interclr.study.worker import CELL
 from interclr.types import Images, UserError
 
-Space = Literal["backbone", "embedding"]
 BATCH = 256
 MOST_WORDS = 3  # of what differs, in a title
 LONGEST_WORD = 24
@@ -48,7 +45,7 @@ class Subject:
 
     def embed(self, images: Canvas | Source) -> Tensor:
         """Normalised features (N, F), centre-cropped."""
-        return F.normalize(embed_all(self.network, in_order(images, self.device, BATCH), self._crop, pick=_pick), dim=1)
+        return F.normalize(embed_all(self.network, in_order(images, self.device, BATCH), self._crop), dim=1)
 
     def embed_views(self, images: Images, views: int, seed: int) -> Tensor:
         """Features of ``views`` random views of each image, (N · views, F), the views of an image together."""
@@ -58,34 +55,16 @@ class Subject:
         make = Views(self.settings.views[:1], size, data.mean, data.std)
         batch = make(repeated.to(self.device), torch.Generator(self.device).manual_seed(seed)).views[0]
         with torch.no_grad():
-            return F.normalize(torch.cat([_pick(self.network(part)) for part in batch.split(BATCH)]), dim=1).cpu()
+            return F.normalize(torch.cat([self.network(part) for part in batch.split(BATCH)]), dim=1).cpu()
 
     def _crop(self, batch: Images) -> Tensor:
         data = self.settings.data
         return centre_crop(batch, int(data.image_size), data.mean, data.std)
 
 
-def _pick(output: object) -> Tensor:
-    if isinstance(output, Encoded):
-        return output.projection
-    assert isinstance(output, Tensor)
-    return output.float()
-
-
-def open_run(path: str | Path, space: Space = "backbone", device: torch.device = CPU) -> Subject:
-    """``space``: what is compared, the backbone's features or the embedding that the losses see."""
+def open_run(path: str | Path, device: torch.device = CPU) -> Subject:
     run = run_in(path)
-    folder, settings = run.folder, run.settings
-    network: nn.Module = load(folder)
-    if space == "embedding":
-        state = state_of_run(folder)["learner"]
-        size = state["bank.features"].shape[0] if "bank.features" in state else 2
-        if "bank.features" not in state and settings.inter is not None:
-            settings = settings.model_copy(update={"inter": None})  # λ = 1
-        learner = build_learner(settings, size)
-        learner.load_state_dict(state)
-        network = learner.intra.encoder
-    return Subject(folder, settings, network.to(device).eval(), device)
+    return Subject(run.folder, run.settings, load(run.folder).to(device), device)
 
 
 def state_of_run(folder: Path) -> checkpoint.State:

@@ -8,11 +8,13 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
+from itertools import permutations
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from scipy.stats import spearmanr  # type: ignore[import-untyped]
+import numpy as np
+from scipy.stats import rankdata, spearmanr  # type: ignore[import-untyped]
 
 from interclr.config import Settings
 from interclr.evaluate.base import write_json
@@ -44,6 +46,8 @@ COST_COLUMNS = ("milliseconds_per_step", "seconds_per_epoch", "memory_megabytes"
 # Figures that need no labels, and whether more of it is better.
 LABEL_FREE = {"rank_me": True, "uniformity": False, "alignment": False, "cluster_entropy": True}
 FEWEST = 3  # cells for which a rank correlation says anything
+MOST_IN_ALL_ORDERS = 8  # cells: 40,320 orders; scipy's approximation gives 0 for three that are ranked perfectly
+SMALLEST_P = 0.001  # that is printed
 
 
 def gather(name: str, study: Study, cells: Sequence[Cell], folder: Callable[[Cell], Path], recipe: str) -> Any:
@@ -170,8 +174,17 @@ def _unranked(figure: str, values: list[float], knn: list[float]) -> str | None:
 
 
 def _spearman(left: list[float], right: list[float]) -> tuple[float, float]:
+    """Rank correlation, and the share of random orders that are ranked as well or as badly (two-sided)."""
     correlation = spearmanr(left, right)
-    return float(correlation.statistic), float(correlation.pvalue)
+    few = len(left) <= MOST_IN_ALL_ORDERS
+    return float(correlation.statistic), _share_of_orders(left, right) if few else float(correlation.pvalue)
+
+
+def _share_of_orders(left: list[float], right: list[float]) -> float:
+    """Over all orders. Twice the ranks are integers, also of ties, so equal correlations are seen to be equal."""
+    ranks, others = ((2 * rankdata(of) - len(of) - 1).astype(int) for of in (left, right))  # their means are 0
+    products = abs(np.array(list(permutations(ranks))) @ others)
+    return float((products >= abs(ranks @ others)).mean())
 
 
 def _table(study: Study, entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -184,15 +197,20 @@ def _table(study: Study, entries: list[dict[str, Any]]) -> dict[str, Any]:
         label = entry["name"]
         if entry["x"] is not None and _number(entry["x"]) != label:
             label = f"{label} = {_number(entry['x'])}"
-        done = sum(run["state"] == "finished" for run in entry["runs"])
-        failed = sum(run["state"] == "failed" for run in entry["runs"])
-        seeds = str(done) if done == len(entry["runs"]) else f"{done} of {len(entry['runs'])}"
+        wanted_seeds, done, failed = _seeds(entry)
+        seeds = str(done) if done == wanted_seeds else f"{done} of {wanted_seeds}"
         row = [label, *(spread(entry["summary"].get(name)) for name in columns)]
         row.append(seeds + (f", {failed} failed" if failed else ""))
         if study.paper.values or study.paper.best:
             row.append(study.paper.values.get(entry["name"], "best" if entry["name"] == study.paper.best else ""))
         rows.append(row)
     return {"header": header, "columns": columns, "rows": rows, "notes": _notes(entries)}
+
+
+def _seeds(entry: dict[str, Any]) -> tuple[int, int, int]:
+    """Wanted, finished, failed."""
+    states = [run["state"] for run in entry["runs"]]
+    return len(states), states.count("finished"), states.count("failed")
 
 
 def _notes(entries: list[dict[str, Any]]) -> list[str]:
@@ -266,13 +284,21 @@ def _markdown_label_free(found: dict[str, dict[str, Any]]) -> list[str]:
         row = [LABELS[figure], entry["better"], entry["chooses"]]
         if with_labels:
             rank = f"– ({entry['unranked']})" if entry["unranked"] else f"{entry['spearman']:+.2f}"
-            row += [rank, _or_dash(entry["p_value"], ".2g"), str(entry["cells"])]
+            row += [rank, _p(entry["p_value"]), str(entry["cells"])]
             row += [_or_dash(entry.get("knn_of_choice"), ".1f"), _or_dash(entry.get("lost"), ".1f")]
         else:
             row.append(str(entry["cells"]))
         lines.append(_row(row))
-    note = "Over the cells' means; +1: the better the figure, the better k-NN."
-    return [*lines, "", *([note] if with_labels else [])]
+    notes = [
+        "Over the cells' means; +1: the better the figure, the better k-NN.",
+        f"p: how often cells in random order are ranked as well or as badly, exact up to {MOST_IN_ALL_ORDERS} cells.",
+        "It does not know of the spread over seeds.",
+    ]
+    return [*lines, "", *(notes if with_labels else [])]
+
+
+def _p(value: float | None) -> str:
+    return f"< {SMALLEST_P}" if value is not None and value < SMALLEST_P else _or_dash(value, ".2g")
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -284,14 +310,16 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def as_csv(document: dict[str, Any]) -> str:
-    """One line a cell: mean, std and n of every figure there is."""
+    """One line a cell: how many seeds, and mean, std and n of every figure there is."""
     names = [name for name in LABELS if any(name in cell["summary"] for cell in document["cells"])]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["cell", "x", *(f"{name}_{part}" for name in names for part in ("mean", "std", "n"))])
+    seeds = ["seeds_wanted", "seeds_finished", "seeds_failed"]
+    writer.writerow(["cell", "x", *seeds, *(f"{name}_{part}" for name in names for part in ("mean", "std", "n"))])
     for cell in document["cells"]:
-        figures = [cell["summary"].get(name, {}).get(part) for name in names for part in ("mean", "std", "n")]
-        writer.writerow([cell["name"], cell["x"], *figures])
+        summaries = [cell["summary"].get(name, {"n": 0}) for name in names]
+        figures = [summary.get(part) for summary in summaries for part in ("mean", "std", "n")]
+        writer.writerow([cell["name"], cell["x"], *_seeds(cell), *figures])
     return stream.getvalue()
 
 

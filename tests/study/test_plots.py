@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
 from PIL import Image
 from tiny_runs import INTER, tiny, train, write_images
 
@@ -54,7 +56,7 @@ def count(picture: np.ndarray, colour: str) -> int:
 
 def test_tsne_has_a_panel_for_each_run(runs: dict[str, Path], tmp_path: Path) -> None:
     plot_tsne([runs["intra"], runs["both"]], tmp_path / "two.png", classes=3, images=2, views=4)
-    plot_tsne([runs["both"]], tmp_path / "one", classes=3, images=2, views=4, space="embedding")
+    plot_tsne([runs["both"]], tmp_path / "one", classes=3, images=2, views=4)
     two, one = pixels(tmp_path / "two"), pixels(tmp_path / "one")
     assert two.shape[1] == pytest.approx(2 * one.shape[1], rel=0.02)
     for colour in ("C0", "C1", "C2"):
@@ -87,7 +89,7 @@ def test_retrieval_frames_hits_and_misses(runs: dict[str, Path], tmp_path: Path)
     picture = pixels(tmp_path / "one")
     assert count(picture, GREEN) > 200
     assert count(picture, RED) > 200
-    plot_retrieval([runs["intra"], runs["both"]], tmp_path / "two", queries=4, neighbours=6, space="embedding")
+    plot_retrieval([runs["intra"], runs["both"]], tmp_path / "two", queries=4, neighbours=6)
     assert pixels(tmp_path / "two").shape[0] > 1.6 * picture.shape[0]
 
 
@@ -161,10 +163,6 @@ def test_curves_of_several_runs(runs: dict[str, Path], tmp_path: Path) -> None:
     picture = pixels(tmp_path / "all")
     assert count(picture, "C0") > 50
     assert count(picture, "C1") > 50
-    plot_curves([runs["intra"]], tmp_path / "some", figures=["loss", "knn"])
-    assert pixels(tmp_path / "some").shape[0] < picture.shape[0]
-    with pytest.raises(UserError, match="no run has logged 'los'; there are: "):
-        plot_curves([runs["intra"]], tmp_path / "x", figures=["los"])
 
 
 def cell_folder(home: Path, *overrides: str) -> Path:
@@ -222,31 +220,123 @@ def test_panels_of_cells_are_titled_by_what_they_vary(
     assert shown == ["both", "seed=3", "seed=4"]
 
 
-def cell(name: str, x: float, values: list[float]) -> dict[str, Any]:
-    summary = summarise([{"knn": value, "rank_me": x} for value in values])
-    curve = [{"epoch": 0.0, "knn_before": values[0]}, {"epoch": 1.0, "knn": values[-1]}]
-    return {"name": name, "x": x, "same_as": None, "summary": summary, "runs": [{"curve": curve}] * 2}
+def cell(name: str, x: float, values: list[float], *unfinished: str) -> dict[str, Any]:
+    """With a finished run for each of ``values`` and others in the states ``unfinished``."""
+    summary = summarise([{"knn": value, "rank_me": x, "milliseconds_per_step": value + 1} for value in values])
+    runs: list[dict[str, Any]] = [
+        {"state": "finished", "curve": [{"epoch": 0.0, "knn_before": value}, {"epoch": 1.0, "knn": value}]}
+        for value in values
+    ]
+    runs += [{"state": state} for state in unfinished]
+    return {"name": name, "x": x, "same_as": None, "summary": summary, "runs": runs}
 
 
-@pytest.mark.parametrize("kind", ["curve", "bars", "over-epochs"])
-@pytest.mark.parametrize("values", [[100.0, 100.0], [97.0, 100.0], [0.0, 0.0], [0.2, 1.0]])
-def test_percentages_stay_between_0_and_100(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, values: list[float]
-) -> None:
-    cells = [cell(name, x, values) for name, x in (("a", 1), ("b", 2), ("c", 3), ("d", 5))]
-    free = label_free({each["name"]: each["summary"] for each in cells})
-    study = read_study(f"title: t\nfigure: {kind}\ncells: [{{name: a}}]", "t")
-    drawn: list[tuple[str, Axes]] = []
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Axes]]:
+    """Every panel of a study's figures, with the name of its file."""
+    found: list[tuple[str, Axes]] = []
     real = figures.figure
 
     @contextmanager
     def watched(path: Path, **options: Any) -> Iterator[list[Axes]]:
         with real(path, **options) as panels:
             yield panels
-            drawn.extend((path.name, axes) for axes in panels)
+            found.extend((path.name, axes) for axes in panels)
 
     monkeypatch.setattr(figures, "figure", watched)
-    figures.draw(tmp_path, study, {"cells": cells, "label_free": free})
+    return found
+
+
+def draw(out: Path, kind: str, cells: list[dict[str, Any]]) -> None:
+    free = label_free({each["name"]: each["summary"] for each in cells})
+    study = read_study(f"title: t\nfigure: {kind}\ncells: [{{name: a}}]", "t")
+    figures.draw(out, study, {"cells": cells, "label_free": free})
+
+
+def hollow(axes: Axes) -> list[tuple[float, float]]:
+    """Points and bars that are drawn white inside."""
+    lines = [point for line in axes.lines if line.get_markerfacecolor() == "white" for point in line.get_xydata()]
+    dots = [
+        place
+        for collection in axes.collections
+        if isinstance(collection, PathCollection)
+        for place, colour in zip(collection.get_offsets(), collection.get_facecolors(), strict=True)
+        if to_rgb(colour) == (1, 1, 1)
+    ]
+    bars = [
+        (bar.get_width(), bar.get_y() + bar.get_height() / 2)
+        for bar in axes.patches
+        if isinstance(bar, Rectangle) and to_rgb(bar.get_facecolor()) == (1, 1, 1)
+    ]
+    return [(float(x), float(y)) for x, y in (*lines, *dots, *bars)]
+
+
+KINDS = ["curve", "bars", "over-epochs", "table"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_say_which_seeds_and_cells_they_show(tmp_path: Path, drawn: list[tuple[str, Axes]], kind: str) -> None:
+    cells = [
+        cell("a", 1, [50, 52, 54]),
+        cell("b", 2, [60], "failed", "new"),
+        cell("broken", 3, [], "failed", "new"),
+        cell("c", 4, [53, 55]),
+        cell("waiting", 5, [], "new", "new"),
+        cell("worse", 6, [], "failed"),
+        cell("begun", 7, [], "started", "new"),
+    ]
+    draw(tmp_path, kind, cells)
+    assert [name for name, _ in drawn] == ["figure", "label_free"]
+    (_, axes), (_, free) = drawn
+    absent = "not shown: broken, worse (failed), waiting (not run yet), begun (not finished)"
+    assert axes.texts[-1].get_text() == "1–3 seeds, ± standard deviation"
+    assert " ".join(axes.figure.get_supxlabel().split()) == f"hollow: one seed; {absent}"
+    assert " ".join(free.figure.get_supxlabel().split()) == f"1–3 seeds a point; hollow: one seed; {absent}"
+    where = {"curve": [(2, 60)], "bars": [(1, 60)], "over-epochs": [(0, 60), (1, 60)], "table": [(61, 1)]}
+    assert hollow(axes) == where[kind]
+    assert hollow(free) == [(2, 60)]
+    if kind == "curve":  # nothing lies over it
+        assert max(axes.lines, key=lambda line: line.get_zorder()).get_markerfacecolor() == "white"
+    inside = [text.get_color() for text in axes.texts[:-1]]
+    assert inside == (["white", "C0", "white"] if kind == "table" else ["black"] * len(inside))
+    # Without a spread there is no bar of errors, not even one of no length.
+    errors = [each for each in axes.collections if isinstance(each, LineCollection)]
+    ends = [segment for each in errors for segment in each.get_segments() if len(segment)]
+    assert all(np.ptp(segment) > 0 for segment in ends)
+    assert len(ends) == (0 if kind == "over-epochs" else 2)
+    assert (pixels(tmp_path / "figure") < 128).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("seeds", "says"), [((1, 1), "one seed"), ((3, 3), "3 seeds, ± standard deviation"), ((2, 3), "2–3 seeds, ±")]
+)
+def test_where_all_cells_are_shown_nothing_is_said_below(
+    tmp_path: Path, drawn: list[tuple[str, Axes]], kind: str, seeds: tuple[int, int], says: str
+) -> None:
+    draw(tmp_path, kind, [cell(name, count, [50.0, 60, 70][:count]) for name, count in zip("ab", seeds, strict=True)])
+    for name, axes in drawn:
+        assert hollow(axes) == []
+        if name == "figure":
+            assert axes.texts[-1].get_text().startswith(says)
+            assert axes.figure.get_supxlabel() == ""
+        else:
+            assert axes.figure.get_supxlabel() == f"{says.partition(',')[0]} a point"
+
+
+def test_a_finished_cell_without_the_figure_is_named(tmp_path: Path, drawn: list[tuple[str, Axes]]) -> None:
+    bare = cell("bare", 3, [1.0])
+    del bare["summary"]["knn"]
+    draw(tmp_path, "bars", [cell("a", 1, [50]), cell("b", 2, [60]), bare])
+    assert drawn[0][1].figure.get_supxlabel() == "not shown: bare (no such figure)"
+
+
+@pytest.mark.parametrize("kind", ["curve", "bars", "over-epochs"])
+@pytest.mark.parametrize("values", [[100.0, 100.0], [97.0, 100.0], [0.0, 0.0], [0.2, 1.0]])
+def test_percentages_stay_between_0_and_100(
+    tmp_path: Path, drawn: list[tuple[str, Axes]], kind: str, values: list[float]
+) -> None:
+    draw(tmp_path, kind, [cell(name, x, values) for name, x in (("a", 1), ("b", 2), ("c", 3), ("d", 5))])
     assert [name for name, _ in drawn] == ["figure", "label_free"]
     for _, axes in drawn:
         low, high = axes.get_ylim()

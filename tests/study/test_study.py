@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from interclr.screen import Screen
 from interclr.study import open_studies, parse_seeds, run_study, runner, study_names, worker
 from interclr.study.plan import key_of, plan
 from interclr.study.schema import read_study
-from interclr.study.tables import label_free, spread, summarise
+from interclr.study.tables import _markdown_label_free, _spearman, as_csv, label_free, spread, summarise
 from interclr.types import UserError
 
 TINY = (
@@ -260,7 +262,7 @@ def check_files(out: Path, document: dict[str, Any]) -> None:
     assert "The paper: both is better." in table
     assert "Choosing without labels" in table
     lines = (out / "table.csv").read_text().splitlines()
-    assert lines[0].startswith("cell,x,knn_mean,knn_std,knn_n,rank_me_mean")
+    assert lines[0].startswith("cell,x,seeds_wanted,seeds_finished,seeds_failed,knn_mean,knn_std,knn_n,rank_me_mean")
     assert [line.split(",")[0] for line in lines[1:]] == ["both", "intra"]
 
 
@@ -382,13 +384,13 @@ def test_mean_and_spread_against_numpy() -> None:
 
 def test_rank_correlation_against_scipy() -> None:
     generator = np.random.default_rng(1)
-    knn, rank, uniformity = generator.normal(size=(3, 8))
+    knn, rank, uniformity = generator.normal(size=(3, 9))
     uniformity[3] = uniformity[4]  # a tie
 
     def cell(i: int) -> dict[str, Any]:
         return summarise([{"knn": knn[i], "rank_me": rank[i], "uniformity": uniformity[i]}])
 
-    found = label_free({str(i): cell(i) for i in range(8)})
+    found = label_free({str(i): cell(i) for i in range(9)})
     assert found["rank_me"]["spearman"] == pytest.approx(scipy.stats.spearmanr(rank, knn).statistic)
     assert found["rank_me"]["p_value"] == pytest.approx(scipy.stats.spearmanr(rank, knn).pvalue)
     assert found["uniformity"]["spearman"] == pytest.approx(-scipy.stats.spearmanr(uniformity, knn).statistic)
@@ -396,6 +398,54 @@ def test_rank_correlation_against_scipy() -> None:
     assert found["uniformity"]["chooses"] == str(uniformity.argmin())
     assert found["rank_me"]["lost"] == pytest.approx(knn.max() - knn[rank.argmax()])
     assert set(found) == {"rank_me", "uniformity"}
+
+
+@pytest.mark.parametrize(("cells", "p"), [(3, 0.333), (4, 0.0833), (5, 0.0167), (6, 0.00278), (8, 4.96e-5)])
+def test_p_of_a_perfect_ranking_is_exact(cells: int, p: float) -> None:
+    order = [float(i**3) for i in range(cells)]
+    assert _spearman(order, sorted(order)) == (pytest.approx(1), pytest.approx(p, rel=2e-3))
+    assert _spearman(order, order[::-1]) == (pytest.approx(-1), pytest.approx(p, rel=2e-3))
+
+
+@pytest.mark.parametrize("right", [[3, 1, 4, 2, 5], [1, 1, 2, 5, 2], [7, 7, 7, 7, 1], [2, 4, 6, 8, 10]])
+def test_p_counts_orders_that_are_as_extreme(right: list[float]) -> None:
+    """Also where values tie."""
+    left = [0.1, 0.2, 0.2, 0.4, 0.5]
+    found, p = _spearman(left, right)
+    every = [abs(scipy.stats.spearmanr(order, right).statistic) for order in permutations(left)]
+    assert found == pytest.approx(scipy.stats.spearmanr(left, right).statistic)
+    assert p == pytest.approx(np.mean(np.array(every) >= abs(found) - 1e-9))
+
+
+def test_p_is_never_printed_as_nothing() -> None:
+    def lines(cells: int) -> str:
+        summaries = {str(i): summarise([{"knn": float(i), "rank_me": float(i)}]) for i in range(cells)}
+        return "\n".join(_markdown_label_free(label_free(summaries)))
+
+    assert "| +1.00 | 0.33 | 3 |" in lines(3)
+    assert "| +1.00 | 0.0028 | 6 |" in lines(6)
+    assert "| +1.00 | < 0.001 | 8 |" in lines(8)
+    assert "| +1.00 | < 0.001 | 20 |" in lines(20)
+    assert "| – (fewer than three cells) | – | 2 |" in lines(2)
+    assert "It does not know of the spread over seeds." in lines(3)
+
+
+def test_a_table_for_machines_tells_failed_from_unfinished() -> None:
+    def entry(name: str, values: list[float], *others: str) -> dict[str, Any]:
+        runs = [{"state": state} for state in [*["finished"] * len(values), *others]]
+        return {"name": name, "x": None, "summary": summarise([{"knn": value} for value in values]), "runs": runs}
+
+    cells = [
+        entry("whole", [1.0, 2.0]),
+        entry("half", [3.0], "failed"),
+        entry("broken", [], "failed", "failed"),
+        entry("waiting", [], "started", "new"),
+    ]
+    rows = list(csv.DictReader(as_csv({"cells": cells}).splitlines()))
+    counts = [[row[f"seeds_{which}"] for which in ("wanted", "finished", "failed")] for row in rows]
+    assert counts == [["2", "2", "0"], ["2", "1", "1"], ["2", "0", "2"], ["2", "0", "0"]]
+    assert [row["knn_n"] for row in rows] == ["2", "1", "0", "0"]
+    assert [row["knn_mean"] for row in rows] == ["1.5", "3.0", "", ""]
 
 
 @pytest.mark.parametrize(
