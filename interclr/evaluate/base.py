@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -98,6 +98,11 @@ class Evaluation(Config, ABC):
     def open(self, images: Requested) -> tuple[LabelledData, Evaluation]:
         """What to measure on, and these settings with what those tell: by default labelled images, and as they are."""
         return images.labelled(), self
+
+    @classmethod
+    def qualifier(cls, figure: str, figures: Mapping[str, float]) -> str:
+        """What a figure says nothing without, such as k-NN's k, for a table where it stands beside other protocols'."""
+        return ""
 
     @abstractmethod
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:

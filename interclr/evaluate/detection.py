@@ -108,7 +108,7 @@ class Detection(Evaluation):
                 short_sides=self.short_sides,
                 long_side=self.long_side,
                 extra_norm=self.extra_norm,
-                half=context.autocast is torch.bfloat16,  # float16 would need its loss scaled: full precision instead
+                half=context.autocast is not None,
             ).to(context.device)
             plan = self._plan(model, learn, context)
             losses = self._fit(model, learn, plan, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
@@ -27,6 +28,10 @@ class KNN(Evaluation):
     name: Literal["knn"] = "knn"
     k: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     temperature: Annotated[float, Field(gt=0)] = 0.1
+
+    @classmethod
+    def qualifier(cls, figure: str, figures: Mapping[str, float]) -> str:
+        return f"k={figures['k']:.0f}, T={figures['temperature']:g}"
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         check_labels(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -106,6 +106,11 @@ class Linear(Evaluation):
     select: Literal["held-out", "test"] = "held-out"
     cache_gb: Annotated[float, Field(ge=0)] = 16.0  # most memory for features in float16; beyond it, no cache
     save_epochs: Count = 1  # between states from which a run without cache goes on
+
+    @classmethod
+    def qualifier(cls, figure: str, figures: Mapping[str, float]) -> str:
+        stages = [name.removesuffix("_top1") for name in figures if name.endswith("_top1")]
+        return stages[int(figures["best_stage"])]
 
     def continues(self, data: LabelledData) -> bool:
         """Where features are not kept, which cannot be told beforehand of those that are too large for memory."""

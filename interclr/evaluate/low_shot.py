@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +29,7 @@ class LowShot(Evaluation):
     Where images have several (VOC), every class draws its own ``size`` positives and (classes − 1)·``size`` negatives,
     as in the public benchmark, or all its negatives where there are fewer; difficult images are never drawn.
     Sizes beyond the smallest class are left out, since a draw would not be balanced. ``mAP`` is the mean over all sizes
-    and draws, the figure of the paper's table.
+    and draws, the figure of the paper's table. The deviation is that of a sample: over draws − 1, none of a single one.
 
     A handful of images does not allow a choice of cost, so it is fixed at 1. Of several ``costs`` each draw takes that
     of the highest AP in cross-validation on the draw itself (one image per class: the cost nearest to 1). The public
@@ -50,6 +51,11 @@ class LowShot(Evaluation):
 
     def open(self, images: Requested) -> tuple[LabelledData, Evaluation]:
         return super().open(images) if self.voc is None else (images.named_by_settings(self.voc), self)
+
+    @classmethod
+    def qualifier(cls, figure: str, figures: Mapping[str, float]) -> str:
+        sizes = [name.removeprefix("mAP@") for name in figures if name.startswith("mAP@") and not name.endswith("_std")]
+        return f"{_range(sizes)} per class"
 
     def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
         train, test = targets_of(data, self.voc)
@@ -82,7 +88,9 @@ class LowShot(Evaluation):
                 table.append({"size": size, "costs": [cost for _, cost in found]})
                 for name, values in runs.items():
                     table[-1][name] = values.tolist()
-                    figures[f"{name}@{size}"], figures[f"{name}@{size}_std"] = float(values.mean()), float(values.std())
+                    figures[f"{name}@{size}"] = float(values.mean())
+                    if self.draws > 1:  # a single draw does not tell how others would spread
+                        figures[f"{name}@{size}_std"] = float(values.std(ddof=1))
                 kept |= _raw(size, drawn, [scores for scores, _ in found], [each for _, each in measured], test)
         names: list[str] = [name for name in ("mAP", "mAP_11point", "top1") if name in table[0]]
         figures = {name: float(np.mean([row[name] for row in table])) for name in names} | figures
@@ -124,23 +132,31 @@ class LowShot(Evaluation):
         self, figures: dict[str, float], sizes: list[int], names: list[str], title: str, context: Context
     ) -> None:
         header = {"mAP": "mAP %", "mAP_11point": "mAP 11-point %", "top1": "top-1 %"}
-        rows = [
-            (str(size), *(f"{figures[f'{name}@{size}']:.2f} ± {figures[f'{name}@{size}_std']:.2f}" for name in names))
-            for size in sizes
-        ]
-        rows.append((f"mean of {sizes[0]}…{sizes[-1]}", *(f"{figures[name]:.2f}" for name in names)))
-        context.screen.table(f"low-shot of {title}, {self.draws} draws", rows, ("per class", *map(header.get, names)))  # type: ignore[arg-type]
+        several = self.draws > 1
+
+        def cell(name: str) -> str:
+            return f"{figures[name]:.2f} ± " + (f"{figures[f'{name}_std']:.2f}" if several else "–")
+
+        rows = [(str(size), *(cell(f"{name}@{size}") for name in names)) for size in sizes]
+        rows.append((f"mean of {_range(sizes)}", *(f"{figures[name]:.2f}" for name in names)))
+        draws = f"{self.draws} draw{'s' * several}"
+        context.screen.table(f"low-shot of {title}, {draws}", rows, ("per class", *map(header.get, names)))  # type: ignore[arg-type]
         with figure(context.out / "low-shot") as (axes,):
             for name in (name for name in names if name != "mAP_11point"):
-                means, spreads = ([figures[f"{name}@{size}{suffix}"] for size in sizes] for suffix in ("", "_std"))
+                means = [figures[f"{name}@{size}"] for size in sizes]
+                spreads = [figures[f"{name}@{size}_std"] for size in sizes] if several else None
                 axes.errorbar(sizes, means, yerr=spreads, marker="o", capsize=3, label=header[name].removesuffix(" %"))
             axes.set_xscale("log", base=2)
             axes.set_xticks(sizes, [str(size) for size in sizes])
             axes.minorticks_off()
             axes.set_xlabel("labelled images per class")
-            axes.set_ylabel(f"%, mean ± standard deviation of {self.draws} draws")
+            axes.set_ylabel(f"%, mean ± standard deviation of {draws}" if several else f"%, {draws}")
             axes.set_title(f"low-shot of {title}: mAP {figures['mAP']:.1f} %")
             axes.legend()
+
+
+def _range(sizes: Sequence[int | str]) -> str:
+    return f"{sizes[0]}…{sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
 
 
 def draw(train: MultiLabelSet, size: int, seed: int, number: int) -> tuple[Indices, Signs]:

@@ -1,11 +1,21 @@
 """The headline figures of each protocol, and the paper's own (ResNet-50, ImageNet, batch 256, 200 epochs).
 
-The paper's are printed beside a run's, marked as the paper's: for orientation, not measured here.
+The paper's are printed beside a run's where both are measured on the same images, marked as the paper's: for
+orientation, not measured here.
 """
 
 from __future__ import annotations
 
 PAPER_METHODS = ("NPIDv2", "NPIDv2-InterCLR", "MoCov2", "MoCov2-InterCLR", "BYOL", "BYOL-InterCLR")
+
+# protocol → the images that the paper measures on, as built-in sets are called
+MEASURED_ON = {
+    "linear": "imagenet",
+    "svm": "voc07",
+    "low-shot": "voc07",
+    "semi-supervised": "imagenet",
+    "detection": "voc0712",  # trained on both years, tested on 2007
+}
 
 # protocol → figure → the paper's values in the order of PAPER_METHODS; empty where the paper has none
 HEADLINES: dict[str, dict[str, tuple[float, ...]]] = {
@@ -22,3 +32,8 @@ HEADLINES: dict[str, dict[str, tuple[float, ...]]] = {
     "detection": {"AP": (), "AP50": (81.5, 81.9, 82.4, 82.7, 81.4, 82.7), "AP75": ()},
     "clusters": {"nmi": (), "ari": (), "purity": ()},
 }
+
+
+def published(protocol: str, figure: str, data: str) -> tuple[float, ...]:
+    """The paper's values in the order of PAPER_METHODS; none on other data than the paper's, where they say nothing."""
+    return HEADLINES[protocol][figure] if MEASURED_ON.get(protocol) == data else ()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -45,7 +47,9 @@ from interclr.models import Backbone
 from interclr.run.files import load_state, save_state, save_tensors
 from interclr.types import Images, UserError
 
-FEW = 0.01  # the paper's stronger weight decay goes with subsets up to this share
+FEW = 0.02  # below this share of the labels the weight decay is stronger; the paper has 5e-4 at 1 % and 1e-4 at 10 %
+SHAPE = (12 / 20, 16 / 20)  # of all epochs, after which the rates are divided: the paper's
+NOTICEABLE = 0.1  # of a share: rounding to whole images of each class changes it by less without a word
 STEPS, SMALLEST_BATCH = 16, 8  # a small subset is cut into about this many batches of at least this many images
 Rate = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0)]
@@ -69,6 +73,8 @@ class FineTuningView(View):
 class SemiSupervised(Evaluation):
     """The paper's: 20 epochs of SGD, backbone at 0.01 and classifier at 1, divided by 5 after epochs 12 and 16.
 
+    Another number of ``epochs`` has its drops in the same places, at 60 % and 80 %, unless ``drops`` names others.
+
     A subset has as many images of each class as every other: the share of the average class, at least one, and at
     most what the smallest class has. ``lists`` name text files of training images, one name or base name a line, to be
     used in place of ``fractions`` (SimCLR's 1 % and 10 % of ImageNet, which the paper uses).
@@ -90,11 +96,11 @@ class SemiSupervised(Evaluation):
     batch: Annotated[int, Field(ge=2)] = 256
     backbone_lr: Rate = 0.01
     head_lr: Rate = 1.0
-    drops: tuple[Annotated[int, Field(ge=0)], ...] = (12, 16)  # epochs after which the rates are divided
+    drops: tuple[Annotated[int, Field(ge=0)], ...] | None = None  # epochs after which the rates are divided; see above
     drop_by: Rate = 5.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
-    weight_decay: Decay | None = None  # None: 5e-4 below two per cent of the images, 1e-4 from there on
+    weight_decay: Decay | None = None  # None: 5e-4 where less than two per cent are asked for, 1e-4 from there on
     view: FineTuningView = FineTuningView()
     workers: Annotated[int, Field(ge=0)] | None = None
 
@@ -103,6 +109,20 @@ class SemiSupervised(Evaluation):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=true needs a momentum above 0")
         return self
+
+    @model_validator(mode="after")
+    def _drops_are_reached(self) -> Self:
+        if late := [drop for drop in self.drops or () if drop >= self.epochs]:
+            raise ValueError(
+                f"drops: {', '.join(map(str, late))} would never come in {self.epochs} epochs; name earlier ones, or "
+                "leave drops out for 60 % and 80 % of the epochs"
+            )
+        return self
+
+    @classmethod
+    def qualifier(cls, figure: str, figures: Mapping[str, float]) -> str:
+        part = figure.partition("@")[2]
+        return f"{figures[f'images@{part}']:,.0f} images"
 
     def continues(self, data: LabelledData) -> bool:
         return True
@@ -120,6 +140,7 @@ class SemiSupervised(Evaluation):
             logits = tuned.predict(data.test)
             for name, value in accuracies(logits, data.test.labels).items():
                 figures[f"{name}@{part.name}"] = value
+            figures[f"images@{part.name}"] = float(len(part.rows))
             kept |= {f"rows_{part.name}": torch.tensor(part.rows), f"prediction_{part.name}": logits.argmax(1)}
             kept[f"logits_{part.name}"] = logits
             images = {"images": len(part.rows), "batch": tuned.order.batch, "head_lr": tuned.head_lr}
@@ -132,6 +153,7 @@ class SemiSupervised(Evaluation):
             context,
             {
                 "figures": figures,
+                "drops": self.drop_epochs,
                 "parts": details,
             },
         )
@@ -141,37 +163,50 @@ class SemiSupervised(Evaluation):
     def _parts(self, data: LabelledData, context: Context) -> list[Part]:
         assert data.train.labels is not None
         labels = data.train.labels.numpy()
-        found: list[tuple[str, list[int]]] = []
         if self.lists:
-            found = [(path.stem, rows_of_list(path, data.train, context.left_out > 0)) for path in self.lists]
+            named = [(path.stem, rows_of_list(path, data.train, context.left_out > 0)) for path in self.lists]
+            parts = [Part(name, rows, self._decay(len(rows) / len(labels))) for name, rows in named]
         else:
-            smallest, classes = smallest_class(labels), len(np.unique(labels))
-            for fraction in self.fractions:
-                each = max(1, round(fraction * len(labels) / classes))
-                name = f"{100 * fraction:g}%"
-                if each > smallest:
-                    context.screen.warn(f"images of the smallest class: {smallest}. {name} takes so many of each class")
-                random = np.random.default_rng([context.seed, round(1e6 * fraction)])
-                drawn = balanced_draw(labels, min(each, smallest), random)
-                found.append((name, np.sort(drawn.ravel()).tolist()))
-        if not found:
+            parts = [self._drawn(fraction, labels, context) for fraction in self.fractions]
+        if not parts:
             raise UserError("semi-supervised needs fractions or lists of labelled images")
-        if len({name for name, _ in found}) < len(found):
-            raise UserError(f"two parts have the same name: {', '.join(name for name, _ in found)}")
-        for name, rows in found:
-            if len(rows) < 2 or len(np.unique(labels[rows])) < 2:
-                raise UserError(f"{name} holds images of one class only; a classifier needs two")
-        return [Part(name, rows, self._decay(len(rows) / len(labels))) for name, rows in found]
+        if len({part.name for part in parts}) < len(parts):
+            raise UserError(f"two parts have the same name: {', '.join(part.name for part in parts)}")
+        for part in parts:
+            if len(part.rows) < 2 or len(np.unique(labels[part.rows])) < 2:
+                raise UserError(f"{part.name} holds images of one class only; a classifier needs two")
+        for one, other in combinations(parts, 2):
+            if one.rows == other.rows:
+                context.screen.warn(f"{one.name} and {other.name} hold the same {len(one.rows):,} images")
+        return parts
+
+    def _drawn(self, fraction: float, labels: NDArray[np.int64], context: Context) -> Part:
+        name, classes, smallest = f"{100 * fraction:g}%", len(np.unique(labels)), smallest_class(labels)
+        each = min(max(1, round(fraction * len(labels) / classes)), smallest)
+        share = each * classes / len(labels)
+        if abs(share - fraction) > NOTICEABLE * fraction:
+            limit = ", and the smallest has no more" if share < fraction and each == smallest else ""
+            many = f"{each * classes:,} of {len(labels):,} images ({100 * share:.3g} %)"
+            context.screen.say_once(f"{name} means {many} here: {each} of each class{limit}")
+        random = np.random.default_rng([context.seed, round(1e6 * fraction)])
+        rows = np.sort(balanced_draw(labels, each, random).ravel()).tolist()
+        return Part(name, rows, self._decay(fraction))  # what was asked for, not what rounding made of it
 
     def _decay(self, share: float) -> float:
         if self.weight_decay is not None:
             return self.weight_decay
-        # Rounding to whole images per class may take one per cent a little above itself.
-        return 5e-4 if share < 2 * FEW else 1e-4
+        return 5e-4 if share < FEW else 1e-4
+
+    @property
+    def drop_epochs(self) -> tuple[int, ...]:
+        """``drops``, or the paper's shape over these epochs as far as they last."""
+        if self.drops is not None:
+            return self.drops
+        return tuple(drop for part in SHAPE if (drop := round(part * self.epochs)) < self.epochs)
 
     def rate(self, epoch: int) -> float:
         """What both learning rates are multiplied by in ``epoch``, counted from 0."""
-        return self.drop_by ** -sum(epoch >= drop for drop in self.drops)
+        return self.drop_by ** -sum(epoch >= drop for drop in self.drop_epochs)
 
     def _show(self, figures: dict[str, float], details: list[dict[str, Any]], title: str, context: Context) -> None:
         names = [str(each["part"]) for each in details]
@@ -238,7 +273,6 @@ class _FineTuning:
             nesterov=protocol.nesterov,
             weight_decay=part.decay,
         )
-        self.scaler = torch.amp.GradScaler(context.device.type, enabled=context.autocast is torch.float16)
         self.views = Views([protocol.view], subject.image_size, subject.mean, subject.std)
         self.checkpoint = context.out / "checkpoint" / f"{part.name}.pt"
         self.key = self._key()
@@ -282,9 +316,8 @@ class _FineTuning:
             logits = self.network(inputs)
         loss = F.cross_entropy(logits.float(), label)
         self.optimiser.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
+        loss.backward()
+        self.optimiser.step()
         return loss.detach()
 
     def _batches(self, first: int, last: int) -> Iterator[Images]:
@@ -337,7 +370,6 @@ class _FineTuning:
             "losses": losses,
             "network": self.network.state_dict(),
             "optimiser": self.optimiser.state_dict(),
-            "scaler": self.scaler.state_dict(),
         }
         save_state(self.checkpoint, state)
 
@@ -348,7 +380,6 @@ class _FineTuning:
             return []
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.scaler.load_state_dict(state["scaler"])
         losses: list[float] = state["losses"]
         self.context.screen.say(f"continuing on {self.part.name} after epoch {len(losses)}")
         return losses

@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from interclr.config import explain, joined
+from interclr.config import explain, flat, joined
 from interclr.data.builtin import in_full
 from interclr.data.reading import Unreadable
 from interclr.data.source import Source
@@ -24,7 +25,7 @@ from interclr.data.stream import in_order
 from interclr.data.subset import readable_part
 from interclr.data.views import largest_side
 from interclr.evaluate.base import BATCH, BrokenImages, Context, Evaluation, LabelledData, Subject, write_json
-from interclr.evaluate.paper import HEADLINES, PAPER_METHODS
+from interclr.evaluate.paper import HEADLINES, PAPER_METHODS, published
 from interclr.evaluate.requested import CPU, Request, Requested
 from interclr.evaluate.subject import open_subject
 from interclr.run.files import check_writable, write_text
@@ -34,6 +35,7 @@ from interclr.types import UserError
 
 OWN_COLUMNS = 3  # protocol, figure, value; then come the paper's
 WIDE = 130  # columns of a terminal that has room for the paper's figures
+NO_MATTER = {"jobs", "workers", "cache_gb", "save_epochs", "checkpoint_every"}  # settings that change no figure
 Broken = dict[str, Unreadable]  # by the images that were looked through, see _key
 
 
@@ -70,6 +72,7 @@ def evaluate(
             data, settings = settings.open(Requested(request, largest_side(subject.image_size), place, screen))
             if whole and settings.weeks_on_a_cpu and request.device.type == "cpu":
                 raise UserError("takes weeks on a CPU and is left out; ask for it by its name to run it all the same")
+            _say_what_is_replaced(settings, request, place, screen)
             try:
                 results[name] = _run(settings, subject, data, context, broken)
             except KeyboardInterrupt:
@@ -89,17 +92,18 @@ def evaluate(
         screen.say(f"{name}: {seconds:.1f} s; results in {place}")
         _predictions_as_json(place)
         if whole:
-            _table_of_all(results, passed_over, subject, request, out)
+            _table_of_all(results, protocols, passed_over, subject, request, out)
     if passed_over and not whole:
         raise UserError("; ".join(f"{name}: {reason}" for name, reason in passed_over.items()))
     if whole:
-        rows, header = _table_of_all(results, passed_over, subject, request, out)
+        rows, header = _table_of_all(results, protocols, passed_over, subject, request, out)
         if not results:
             raise UserError(f"nothing could be measured; the reasons are in {out / 'all.md'}, too")
         shown = len(header) if screen.console.width >= WIDE else OWN_COLUMNS
         beside = " (columns after 'this run': the paper's own, ResNet-50 on ImageNet)" if shown > OWN_COLUMNS else ""
         screen.table(f"{subject.name}{beside}", [row[:shown] for row in rows], header[:shown])
-        screen.say(f"this table beside the paper's is in {out / 'all.md'}")
+        whose = " beside the paper's" if len(header) > OWN_COLUMNS else ""
+        screen.say(f"this table{whose} is in {out / 'all.md'}")
     return results
 
 
@@ -135,6 +139,33 @@ def _is_of_other_data(result: Path, data: str, where: str) -> bool:
 def _as_name(text: str) -> str:
     """Of a path or a name one that a folder can have."""
     return re.sub(r"[^\w.@-]+", "-", text).strip("-.")[-100:] or "data"
+
+
+def _say_what_is_replaced(settings: Evaluation, request: Request, place: Path, screen: Screen) -> None:
+    """Before anything is measured, so that a result that was to be kept still can be."""
+    try:
+        old = json.loads((place / "result.json").read_text())
+        seed, before = old["seed"], _compared(old["settings"], place)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or damaged: nothing to be kept
+        return
+    now = _compared(settings.model_dump(mode="json"), place)
+    other = [f"{key}={value}" for key, value in before.items() if key in now and now[key] != value]
+    if seed != request.seed or other:
+        told = ", ".join([f"seed {seed}", *other])
+        keep = "give --out" if request.out is None else "give another --out"
+        screen.say(f"{settings.name}: replaces the result of {told} in {place}; {keep} to keep both")
+
+
+def _compared(settings: dict[str, Any], place: Path) -> dict[str, Any]:
+    """Settings by dotted key, without those that change no figure.
+
+    A file beside the results is the protocol's own, wherever the folder has been moved and however it is spelled.
+    """
+    return {
+        key: Path(value).name if isinstance(value, str) and Path(value).parent.name == place.name else value
+        for key, value in flat(settings).items()
+        if key not in NO_MATTER
+    }
 
 
 def _run(
@@ -212,29 +243,35 @@ def _settings(protocol: type[Evaluation], overrides: list[str]) -> Evaluation:
 
 def _table_of_all(
     results: dict[str, dict[str, float]],
+    protocols: Mapping[str, type[Evaluation]],
     passed_over: dict[str, str],
     subject: Subject,
     request: Request,
     out: Path,
 ) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Its rows and header, written to ``all.md`` and ``all.json`` with what was passed over."""
-    header = ("protocol", "figure", "this run", *PAPER_METHODS)
-    rows: list[tuple[str, ...]] = []
-    for name, figures in results.items():
-        for figure, paper in HEADLINES.get(name, dict.fromkeys(figures, ())).items():
-            if figure in figures:
-                beside = [f"{value:.1f}" for value in paper] or [""] * len(PAPER_METHODS)
-                rows.append((name, figure, f"{figures[figure]:.2f}", *beside))
     folder = request.run
     data = request.data or (Run(folder).settings.data.source if folder is not None else "no data")
-    data += ", held out" if request.held_out else ""
+    data += ", held out" if request.held_out else ""  # which no figure of the paper is measured on, either
+    header: tuple[str, ...] = ("protocol", "figure", "this run", *PAPER_METHODS)
+    rows: list[tuple[str, ...]] = []
+    for name, figures in results.items():
+        for figure in (figure for figure in HEADLINES.get(name, figures) if figure in figures):
+            told = ", ".join(filter(None, (figure, protocols[name].qualifier(figure, figures))))
+            beside = [f"{value:.1f}" for value in published(name, figure, data)] or [""] * len(PAPER_METHODS)
+            rows.append((name, told, f"{figures[figure]:.2f}", *beside))
+    with_paper = any(cell for row in rows for cell in row[OWN_COLUMNS:])
+    if not with_paper:
+        header, rows = header[:OWN_COLUMNS], [row[:OWN_COLUMNS] for row in rows]
     lines = [f"# {subject.name} on {data}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", *(f"Not run: {name}: {reason}" for name, reason in passed_over.items()), ""]
-    lines += [
-        "Columns after 'this run' are the paper's own results (ResNet-50, ImageNet, 200 epochs; SVM, low-shot and",
-        "detection are measured on VOC), for orientation: on other data they mean nothing.",
-    ]
-    write_text(out / "all.md", "\n".join(lines) + "\n")
-    write_json(out / "all.json", {"subject": subject.name, "data": data, "figures": results, "not run": passed_over})
+    if with_paper:
+        lines += [
+            "Columns after 'this run' are the paper's own results (ResNet-50, ImageNet, 200 epochs), for orientation."
+        ]
+    write_text(out / "all.md", "\n".join(lines).rstrip() + "\n")
+    table = [dict(zip(header, row, strict=True)) for row in rows]
+    whole = {"subject": subject.name, "data": data, "figures": results, "table": table, "not run": passed_over}
+    write_json(out / "all.json", whole)
     return rows, header

@@ -80,8 +80,20 @@ def test_curve_is_repeatable_equals_liblinear_and_stops_at_the_smallest_class(tm
     result = json.loads((context.out / "result.json").read_text())
     at_eight = next(row for row in result["draws"] if row["size"] == 8)
     assert figures["mAP@8"] == pytest.approx(np.mean(at_eight["mAP"]))
-    assert figures["mAP@8_std"] == pytest.approx(np.std(at_eight["mAP"]))
+    assert figures["mAP@8_std"] == pytest.approx(np.std(at_eight["mAP"], ddof=1))  # of a sample
     assert figures["mAP"] == pytest.approx(np.mean([row["mAP"] for row in result["draws"]]))
+    assert (context.out / "low-shot.png").stat().st_size > 0
+
+
+def test_a_single_draw_has_no_deviation(tmp_path: Path) -> None:
+    stream = StringIO()
+    context = tiny_subject.context(tmp_path, Screen(Console(file=stream, width=200)))
+    data = tiny_subject.synthetic(40, 40)
+    figures = LowShot(draws=1, sizes=(1, 2)).run(tiny_subject.subject(), data, context)
+    assert not [name for name in figures if name.endswith("_std")]
+    assert f"{figures['mAP@2']:.2f} ± –" in stream.getvalue()
+    assert "NaN" not in (context.out / "result.json").read_text()
+    assert LowShot.qualifier("mAP", figures) == "1…2 per class"
     assert (context.out / "low-shot.png").stat().st_size > 0
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -115,6 +116,56 @@ def test_settings_of_the_paper() -> None:
     assert (protocol.backbone_lr, protocol.head_lr, protocol.batch, protocol.epochs) == (0.01, 1.0, 256, 20)
 
 
+def test_drops_keep_their_shape_over_another_number_of_epochs() -> None:
+    found = {epochs: SemiSupervised(epochs=epochs).drop_epochs for epochs in (20, 100, 10, 4, 2, 1)}
+    assert found == {20: (12, 16), 100: (60, 80), 10: (6, 8), 4: (2, 3), 2: (1,), 1: ()}
+    ten = SemiSupervised(epochs=10)
+    assert [ten.rate(epoch) for epoch in (0, 5, 6, 7, 8, 9)] == pytest.approx([1, 1, 0.2, 0.2, 0.04, 0.04])
+    assert SemiSupervised(epochs=10, drops=(3,)).drop_epochs == (3,)
+    assert SemiSupervised(drops=()).rate(19) == 1
+    with pytest.raises(UserError, match=r"^drops: 10, 16 would never come in 10 epochs; name earlier ones, or leave"):
+        _settings(SemiSupervised, ["epochs=10", "drops=[3,10,16]"])
+
+
+def test_a_checkpoint_of_other_drops_is_not_continued(tmp_path: Path) -> None:
+    data, subject = tiny_subject.synthetic(200, 40), tiny_subject.subject()
+    with pytest.raises(KeyboardInterrupt):
+        SemiSupervised(fractions=(0.1,), epochs=4, drops=(1,)).run(
+            subject, data, tiny_subject.context(tmp_path, Interrupting(4, "on 10%"))
+        )
+    stream = StringIO()
+    context = tiny_subject.context(tmp_path, Screen(Console(file=stream, width=200)))
+    SemiSupervised(fractions=(0.1,), epochs=4).run(subject, data, context)
+    assert "continuing" not in stream.getvalue()
+    assert json.loads((tmp_path / "result.json").read_text())["drops"] == [2, 3]
+
+
+def test_the_weight_decay_is_that_of_the_share_asked_for(tmp_path: Path) -> None:
+    """Whole images of each class make five per cent of one; a list is the share that it is."""
+    data, stream = tiny_subject.labelled([0] * 20 + [1] * 20, [0, 1]), StringIO()
+    context = tiny_subject.context(tmp_path, Screen(Console(file=stream, width=200)))
+    parts = SemiSupervised(fractions=(0.01, 0.02, 0.1))._parts(data, context)
+    assert [(len(part.rows), part.decay) for part in parts] == [(2, 5e-4), (2, 1e-4), (4, 1e-4)]
+    assert SemiSupervised(weight_decay=0.0)._parts(data, context)[0].decay == 0
+    assert stream.getvalue().splitlines() == [  # once, and nothing of ten per cent, which are ten per cent
+        "1% means 2 of 40 images (5 %) here: 1 of each class",
+        "2% means 2 of 40 images (5 %) here: 1 of each class",
+    ]
+    listed = tmp_path / "one.txt"
+    listed.write_text(f"{data.train.name_of(0)}\n{data.train.name_of(39)}\n")
+    assert SemiSupervised(lists=(listed,))._parts(data, context)[0].decay == 1e-4
+
+
+def test_parts_of_the_same_images_are_told(tmp_path: Path) -> None:
+    data, stream = tiny_subject.labelled([0] * 4 + [1] * 4, [0, 1]), StringIO()
+    context = tiny_subject.context(tmp_path, Screen(Console(file=stream, width=200)))
+    SemiSupervised(fractions=(0.5, 0.9, 1.0))._parts(data, context)
+    assert stream.getvalue().splitlines() == [
+        "90% means 8 of 8 images (100 %) here: 4 of each class",
+        "! 90% and 100% hold the same 8 images",
+    ]
+
+
 def test_settings_of_its_views_add_up_and_leave_the_others_alone() -> None:
     protocol = _settings(SemiSupervised, ["view.flip=0", "view.grey=0.1"])
     assert isinstance(protocol, SemiSupervised)
@@ -129,9 +180,13 @@ def test_at_least_one_of_each_class_and_never_more_than_the_smallest_has(tmp_pat
     parts = protocol._parts(data, context)
     assert data.train.labels is not None
     assert [data.train.labels[part.rows].tolist() for part in parts] == [[0, 1, 4], [0] * 3 + [1] * 3 + [4] * 3]
-    assert "images of the smallest class: 3" in stream.getvalue()
+    said = stream.getvalue()
+    assert "50% means 9 of 63 images (14.3 %) here: 3 of each class, and the smallest has no more" in said
+    assert "0.1% means 3 of 63 images (4.76 %) here: 1 of each class\n" in said
     figures = protocol.run(tiny_subject.subject(), data, context)  # a class number that nobody uses does no harm
-    assert set(figures) == {"top1@0.1%", "top1@50%"}  # of five classes top-5 says nothing
+    assert set(figures) == {"top1@0.1%", "images@0.1%", "top1@50%", "images@50%"}  # of five classes no top-5
+    assert (figures["images@0.1%"], figures["images@50%"]) == (3, 9)
+    assert re.search(r"0\.1% *│ *3 *│", stream.getvalue())  # the table, too, tells how many images
 
 
 def test_folders_are_streamed_and_lists_name_the_images(tmp_path: Path) -> None:
@@ -150,7 +205,7 @@ def test_folders_are_streamed_and_lists_name_the_images(tmp_path: Path) -> None:
     protocol = SemiSupervised(lists=(listed,), epochs=2, workers=0)
     context = tiny_subject.context(tmp_path / "out")
     figures = protocol.run(tiny_subject.subject(), data, context)
-    assert set(figures) == {"top1@some"}
+    assert set(figures) == {"top1@some", "images@some"}
     rows = load_file(context.out / "predictions.safetensors")["rows_some"].tolist()
     assert sorted(data.train.name_of(row).rpartition("/")[2] for row in rows) == sorted(listed.read_text().split())
     listed.write_text("red0.png\nyellow.png\n")

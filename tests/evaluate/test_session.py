@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from interclr.data.synthetic import generate
 from interclr.engine import pretrain
 from interclr.evaluate import PROTOCOLS, Request, evaluate, open_subject
 from interclr.evaluate.base import Context, Evaluation, LabelledData, Subject
+from interclr.evaluate.paper import published
 from interclr.evaluate.session import place_of
 from interclr.models import BackboneConfig
 from interclr.run import checkpoint
@@ -174,7 +177,95 @@ def test_all_says_what_the_data_do_not_allow(run: Path, tmp_path: Path) -> None:
     page = (tmp_path / "all.md").read_text()
     assert "Not run: detection" in page
     assert "boxes" in page
-    assert "the paper's own" in page
+    assert "MoCov2" not in page  # the paper's figures are of other data
+    assert "the paper's own" not in page
+
+
+def test_figures_of_all_are_told_with_what_they_depend_on(run: Path, tmp_path: Path) -> None:
+    stream = StringIO()
+    names = ["knn", "linear", "low-shot", "semi-supervised"]
+    found = evaluate(
+        names, PROTOCOLS, Request(str(run), out=tmp_path), [], Screen(Console(file=stream, width=200)), True
+    )
+    best = json.loads((tmp_path / "linear" / "result.json").read_text())["best_stage"]
+    told = {
+        f"knn | top1, k=3, T=0.1 | {found['knn']['top1']:.2f}",
+        f"linear | top1, {best} | {found['linear']['top1']:.2f}",
+        f"low-shot | mAP, 1…16 per class | {found['low-shot']['mAP']:.2f}",
+        *(
+            f"semi-supervised | {top}@{part}%, {images} images | {found['semi-supervised'][f'{top}@{part}%']:.2f}"
+            for top in ("top1", "top5")
+            for part, images in ((1, 10), (10, 20))
+        ),
+    }
+    lines = (tmp_path / "all.md").read_text().splitlines()
+    assert {line.strip("| ") for line in lines[4:] if line.startswith("|")} == told
+    table = json.loads((tmp_path / "all.json").read_text())["table"]
+    assert {" | ".join(row.values()) for row in table} == told
+    assert list(table[0]) == ["protocol", "figure", "this run"]
+    assert "top1@1%, 10 images" in stream.getvalue()
+    assert "this table is in" in stream.getvalue()
+
+
+def test_the_papers_figures_stand_beside_those_on_the_papers_data(run: Path, tmp_path: Path) -> None:
+    """Of ImageNet and VOC07 each has its own protocols; a folder is neither, whatever is in it."""
+    for split in ("train", "val"):
+        class_folder(tmp_path / "sets" / "imagenet" / split)
+
+    class Fixed(Evaluation):
+        name: str = "fixed"
+
+        def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
+            return {"top1": 50.0, "mAP": 60.0}
+
+    named = {"linear": Fixed, "svm": Fixed}
+    stream = StringIO()
+    screen = Screen(Console(file=stream, width=200))
+    request = Request(str(run), "imagenet", tmp_path / "out", tmp_path / "sets")
+    evaluate(list(named), named, request, [], screen, whole=True)
+    page = (tmp_path / "out" / "all.md").read_text()
+    assert "| linear | top1 | 50.00 | 64.6 | 65.7 | 67.5 | 68.0 | 70.6 | 73.5 |\n| svm | mAP | 60.00 |  |" in page
+    assert "the paper's own results" in page
+    assert "MoCov2" in stream.getvalue()
+    folder = replace(request, data=str(tmp_path / "sets" / "imagenet"), out=tmp_path / "folder")
+    evaluate(list(named), named, folder, [], screen, whole=True)
+    assert "64.6" not in (tmp_path / "folder" / "all.md").read_text()
+    assert published("svm", "mAP", "voc07")[0] == 81.7
+    assert published("detection", "AP50", "voc0712")[0] == 81.5
+    assert not published("detection", "AP50", "voc07")  # which is trained on one year alone
+
+
+def test_a_result_of_another_seed_or_setting_is_not_replaced_without_a_word(run: Path, tmp_path: Path) -> None:
+    class Counting(Evaluation):
+        name: str = "counting"
+        k: int | None = None
+        jobs: int = 0
+
+        def run(self, subject: Subject, data: LabelledData, context: Context) -> dict[str, float]:
+            return {"images": float(len(data.train))}
+
+    def said(name: str, *words: str, **more: Any) -> list[str]:
+        stream = StringIO()
+        screen = Screen(Console(file=stream, width=400))
+        evaluate([name], {**PROTOCOLS, "counting": Counting}, Request(str(run), **more), list(words), screen)
+        return [line for line in stream.getvalue().splitlines() if "replaces" in line]
+
+    run = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluate")))
+    place = run / "evaluate" / "counting"
+    told = f"counting: replaces the result of seed 0{{}} in {place}; give --out to keep both"
+    assert not said("counting", "k=4")
+    assert not said("counting", "k=4")
+    assert not said("counting", "k=4", "jobs=2")  # which changes nothing
+    assert said("counting", "k=5") == [told.format(", k=4")]
+    assert said("counting", "k=5", seed=1) == [told.format("")]
+    assert not said("counting", "k=4", out=tmp_path / "other")
+    assert said("counting", out=tmp_path / "other")[0].endswith("other/counting; give another --out to keep both")
+    (place / "result.json").write_text("[]")
+    assert not said("counting", "k=6")
+    assert not said("clusters")
+    run = Path(run.rename(tmp_path / "moved"))
+    assert not said("clusters")  # its own assignments, in another place
+    assert "assignments=assignments.safetensors" in said("clusters", "k=5")[0]
 
 
 def test_all_without_data_says_what_is_missing(tmp_path: Path) -> None:
