@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from interclr import __version__
-from interclr.types import UserError
+from interclr.types import UserError, printable
 
 
 class Commands(TyperGroup):
@@ -106,12 +106,14 @@ def pretrain(
     from interclr.screen import Screen
 
     recipe, overrides = recipe_and_overrides(words)
-    overrides = ([] if data is None else [f"data.source={quoted(data)}"]) + overrides
+    if data is not None and any(override.startswith("data.source=") for override in overrides):
+        raise UserError("images are named twice, by --data and by data.source=: give one of them")
+    overrides += [] if data is None else [f"data.source={quoted(data)}"]
     overrides += [] if device is None else [f"engine.device={quoted(device)}"]
     if resume:
         if out is None:
             raise UserError("--resume needs the run folder: add --out DIR")
-        if not out.is_dir():
+        if not out.is_dir() and recipe is None and data is None:  # with one it begins: a job that is queued again
             raise UserError(f"--resume: there is no run in {out}")
         restore_settings(out)
         if recipe is None and (out / "resolved.yaml").is_file():
@@ -481,11 +483,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a file name need not be text
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    warnings.showwarning = lambda message, *_: print(f"! {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(f"! {printable(str(message))}", file=sys.stderr)
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

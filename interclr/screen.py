@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from interclr import dist
+from interclr.types import printable
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
@@ -118,11 +119,6 @@ class Screen:
         progress = Progress(*columns, console=self.console, expand=True, refresh_per_second=4)
         with self._live(progress, "", total=total, completed=first, epoch="-", figures="") as task:
             yield TrainingBar(self, total, first, None if task is None else progress, task)
-
-
-def printable(text: str) -> str:
-    """A file name that is not UTF-8 is no reason to end a run."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def duration(seconds: float) -> str:

@@ -19,6 +19,14 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """A file name that is not UTF-8 is no reason to end a run, and one with escape sequences none to obey them."""
+    return text.translate(CONTROL).encode("utf-8", "backslashreplace").decode()
+
+
 class UserError(ValueError):
     """Something the user can mend. The command line prints it as one line, without a traceback, and exits with 2."""
 

@@ -412,3 +412,23 @@ def test_version_and_module(call) -> None:
     said = subprocess.run([sys.executable, "-m", "interclr", "--version"], capture_output=True, text=True, check=True)
     assert said.stdout == f"interclr {interclr.__version__}\n"
     assert version("interclr") == interclr.__version__
+
+
+def test_images_are_named_once(call, tmp_path: Path) -> None:
+    result = call("pretrain", "synthetic-byol", "data.source=synthetic:64", "--data", str(tmp_path))
+    assert (result.code, "named twice" in result.err) == (2, True)
+
+
+def test_a_job_that_is_queued_again_begins_by_the_command_that_resumes(call, tmp_path: Path) -> None:
+    words = ["pretrain", "synthetic-mocov2", *TINY, "schedule.epochs=1", "--out", str(tmp_path / "new"), "--resume"]
+    first = call(*words, "--no-report")
+    assert (first.code, "starting from the beginning" in first.out) == (0, True), first.err
+    assert "nothing to continue" in call(*words, "--no-report").out
+
+
+def test_names_do_not_speak_to_the_terminal(call, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", 4)
+    (folder / "\x1b]0;owned\x07\x1b[2J.png").write_bytes(b"no image")
+    result = call("data", "check", str(folder))
+    assert "\\x1b]0;owned\\x07" in result.out
+    assert "\x1b" not in result.out + result.err

@@ -31,11 +31,15 @@ from small_learner import (
     train_step,
     without_batch_norm,
 )
-from tiny_runs import write_images
+from tiny_runs import final_state, tiny, write_images
+from tiny_runs import train as tiny_train
 from torch import nn
 
 from interclr import dist
+from interclr.engine import ranks, training
+from interclr.engine.step import TrainStep
 from interclr.models import Backbone, BackboneConfig
+from interclr.types import UserError
 
 BATCH = 16  # global
 
@@ -282,3 +286,27 @@ def test_unreadable_images_of_all_processes_are_named(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((tmp_path / "run" / "result.json").read_text())["unreadable"]
     assert {Path(name).name for name in found} == {path.name for path in broken}
+    # And while it trains: by the log, by a line on the screen, and by a checkpoint, which one of them writes.
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["unreadable"] for line in lines if "unreadable" in line][-1] == len(broken)
+    assert final_state(tmp_path / "run")["unreadable"].keys() == found.keys()
+    for path in broken:
+        assert f"{path.name}: " in done.stdout
+
+
+def test_a_process_that_loses_another_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:538] Read error [127.0.0.1]:1: Connection reset by peer")
+    assert not ranks.lost_another(lost)  # there is no other
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "world", lambda: 2)
+        assert ranks.lost_another(lost)
+        assert ranks.lost_another(torch_dist.DistBackendError("remote process exited"))
+        assert not ranks.lost_another(RuntimeError("shapes do not fit"))
+
+    def fail(*_: object) -> None:
+        raise lost
+
+    monkeypatch.setattr(training, "lost_another", lambda error: error is lost)
+    monkeypatch.setattr(TrainStep, "__call__", fail)
+    with pytest.raises(UserError, match=r"another process of this run has ended.*--resume"):
+        tiny_train(tiny(), tmp_path / "run")

@@ -22,7 +22,8 @@ from interclr.engine.dataset import TrainingData
 from interclr.engine.interrupt import Interruption
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor, describe
-from interclr.engine.resume import changed_settings, compared, differing, own_bank, settings_of, start_of_inter
+from interclr.engine.ranks import Looks, lost_another, same_on_all_ranks, same_settings_on_all_ranks
+from interclr.engine.resume import changed_settings, own_bank, settings_of, start_of_inter
 from interclr.engine.step import CLUSTER_STREAM
 from interclr.engine.waiting import DataWait
 from interclr.run import checkpoint
@@ -38,32 +39,13 @@ from interclr.run.folder import (
 from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
-FORMAT = 1  # of the checkpoint
+FORMAT = 1  # of the checkpoint, and what every one of it has
+PARTS = ("learner", "optimiser", "scaler", "averages", "clusters_started", "seconds", "measured", "data", "settings")
 SHORT_RECORDS = 10  # of the losses of a run that would have one or none, so that it has curves as well
-LOOK_SECONDS = 5.0  # between two looks of the ranks whether one of them is to stop
 PREPARING = {
     "compile": "compiling encoders and views: a minute or two",
     "graph": "compiling views and capturing the step: a quarter of a minute, or two where the encoder is no ResNet",
 }
-
-
-def same_on_all_ranks(what: str, value: str | int | None) -> None:
-    """An error, on every rank, where one of them has another ``value`` than the first."""
-    values = dist.gathered(value)
-    for rank, other in enumerate(values):
-        if other != values[0]:
-            raise UserError(f"process {rank} has another {what}: {other}, process 0 has {values[0]}")
-
-
-def same_settings_on_all_ranks(settings: Settings) -> None:
-    """Replicas of other rates, or banks of other clusters, would drift apart without a word."""
-    values = dist.gathered(compared(settings))
-    for rank, other in enumerate(values):
-        for key in differing(values[0], other):
-            raise UserError(
-                f"process {rank} has {key}={other.get(key)}, process 0 has {values[0].get(key)}: start all processes "
-                "with the same recipe and settings"
-            )
 
 
 class Stopped(Exception):
@@ -132,7 +114,7 @@ class Training:
         self.loader.unreadable.reasons.update(self.met_before)
         self.interruption = Interruption()
         self.compile_seconds = 0.0
-        self.looked, self.looked_at, self.next_look = time.monotonic(), self.step, self.step + 1
+        self.looks = Looks(device, self.step, engine.log_every)
 
     # State.
 
@@ -157,7 +139,7 @@ class Training:
         }
 
     def _restore(self) -> bool:
-        found = checkpoint.load_latest(self.folder / "checkpoint")
+        found = checkpoint.load_latest(self.folder / "checkpoint", PARTS)
         if found is None:
             self.screen.warn(f"nothing to resume in {self.folder}: starting from the beginning")
             return False
@@ -259,9 +241,13 @@ class Training:
             checkpoint.save(self.folder / "checkpoint", self.step, self._state(), self.settings.checkpoint.keep)
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
-    def _unreadable(self) -> dict[str, str]:
+    def _met(self) -> dict[str, str]:
         """Images that could not be read so far, by this rank, with the reason."""
         return self.data.unreadable.reasons | self.loader.unreadable.reasons
+
+    def _unreadable(self) -> dict[str, str]:
+        """By any of them, as far as they have told each other."""
+        return self.looks.unreadable | self._met()
 
     def _weights_are_finite(self) -> bool:
         """A loss can be the last finite one of a run whose weights are lost already: such a state is not saved."""
@@ -302,6 +288,13 @@ class Training:
                 self.screen.say(f"stopped at step {self.step:,} of {self.plan.total:,}; continue with --resume")
             else:
                 self._finish()
+        except RuntimeError as error:
+            if not lost_another(error):
+                raise
+            raise UserError(
+                "another process of this run has ended, or cannot be reached: see what it said, then continue with "
+                f"--resume ({' '.join(str(error).split())[:200]})"
+            ) from error
         finally:
             for logger in self.loggers:
                 logger.close()
@@ -369,19 +362,11 @@ class Training:
         return self.step + (WARM_UP + 1 if mode == "graph" else 1)
 
     def _all_stop(self) -> bool:
-        """Ranks stop at the same step. They compare now and then, for which the host waits: as often as the log is
-        written, and more often where steps are slow, since torchrun kills half a minute after a signal."""
-        if dist.world() == 1:
-            return self.interruption.asked
-        if self.step < self.next_look:
-            return False
-        now = time.monotonic()
-        pace = (now - self.looked) / (self.step - self.looked_at)
-        seen = dist.all_reduce_mean(torch.tensor([float(self.interruption.asked), pace], device=self.device))
-        asked, pace = seen.tolist()  # the same on every rank, and with it the next step to compare at
-        self.looked, self.looked_at = now, self.step
-        self.next_look = self.step + max(1, min(self.settings.engine.log_every, int(LOOK_SECONDS / max(pace, 1e-6))))
-        return bool(asked > 0)
+        before = self.looks.unreadable
+        stop = self.looks.all_stop(self.step, self.interruption.asked, self._met)
+        for name in self.looks.unreadable.keys() - before.keys() - self._met().keys() if self.looks.unreadable else ():
+            self.screen.warn(f"unreadable by another process: {name}: {self.looks.unreadable[name]}")
+        return stop
 
     def _epoch_of(self, step: int) -> str:
         """The epoch, counted from 1, that a finished step was of."""
@@ -509,7 +494,7 @@ class Training:
         self._save()  # first: a run killed while it is measured loses nothing
         figures = self._measure(self.plan.epochs - 1)
         seconds = self._elapsed()
-        unreadable = dict(item for found in dist.gathered(self._unreadable()) for item in found.items())
+        unreadable = dict(item for found in dist.gathered(self._met()) for item in found.items())
         if not dist.is_main():
             return
         know_images(self.learner.intra.encoder.backbone, self.settings)

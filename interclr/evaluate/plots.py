@@ -12,9 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from interclr.run.files import replacing
+from interclr.types import printable
 
 STYLE: dict[Any, Any] = {
     "font.size": 11,
@@ -44,6 +46,9 @@ def figure(
         drawn = Figure(figsize=(width * columns, height * rows), layout="constrained")
         FigureCanvasAgg(drawn)
         yield list(drawn.subplots(rows, columns, squeeze=False).flat)
+        for text in drawn.findobj(Text):
+            assert isinstance(text, Text)
+            text.set_text(printable(text.get_text()))  # names of folders and classes need not be UTF-8
         with replacing(path.with_suffix(".png")) as temporary:
             drawn.savefig(temporary, format="png", dpi=150)
         with replacing(path.with_suffix(".svg")) as temporary:

@@ -110,18 +110,24 @@ class Backbone(nn.Module):
         return {"interclr": json.dumps({"model": self.config.model_dump(mode="json"), **about})}
 
 
+def _three(values: Any) -> tuple[float, float, float]:
+    red, green, blue = values
+    return float(red), float(green), float(blue)
+
+
 def described(metadata: dict[str, str]) -> Backbone | None:
     """A backbone without its weights, as ``Backbone.description`` has it; None where there is none."""
     try:
         about = json.loads(metadata["interclr"])
         known = BackboneConfig.model_fields.keys()
         config = BackboneConfig(**{key: value for key, value in about["model"].items() if key in known})
-        size, mean, std = (about.get(key) for key in ("image_size", "mean", "std"))
+        size = about.get("image_size")
+        mean, std = (None if about.get(key) is None else _three(about[key]) for key in ("mean", "std"))
     except (KeyError, TypeError, AttributeError, ValueError, ValidationError):
         return None
     backbone = config.build()  # where that cannot be built here, it says why
     backbone.image_size = size
-    backbone.mean, backbone.std = (None if three is None else tuple(three) for three in (mean, std))
+    backbone.mean, backbone.std = mean, std
     return backbone
 
 

@@ -59,7 +59,10 @@ def report(
     screen.say(f"report: {target} ({len(page) / 1e6:.1f} MB)")
     if pairs:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([("kind", "likeness", "image", "other"), *pairs])
+        rows = [(kind, likeness, _cell(image), _cell(other)) for kind, likeness, image, other in pairs]
+        # Quoted throughout: a name may hold a carriage return, which is not quoted of itself.
+        writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        writer.writerows([("kind", "likeness", "image", "other"), *rows])
         write_bytes(table, text.getvalue().encode("utf-8", "surrogateescape"))
         exact, near = (sum(found == kind for found, *_ in pairs) for kind in ("exact", "near"))
         compared, total = len(content["images"]["names"]), content["images"]["total"]
@@ -67,6 +70,11 @@ def report(
         among = more if compared < total else ""
         screen.say(f"duplicates: {table} ({exact:,} exact and {near:,} near copies{among}; then what is most alike)")
     return target
+
+
+def _cell(name: str) -> str:
+    """The same path, but no formula to a spreadsheet."""
+    return f"./{name}" if name.startswith(("=", "+", "-", "@")) else name
 
 
 def _file_of(out: str | Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,15 @@ def reason(error: Exception) -> str:
     return "it holds more than tensors and is not loaded" if "weights_only" in text else text[:200]
 
 
-def load_latest(folder: Path) -> tuple[State, Path, list[str]] | None:
-    """The newest checkpoint that can be read, with a line on each newer one that could not."""
+def load_latest(folder: Path, parts: Collection[str] = ()) -> tuple[State, Path, list[str]] | None:
+    """The newest checkpoint that can be read and has all ``parts``, with a line on each newer one that does not."""
     complaints: list[str] = []
     for path in reversed(find(folder)):
         try:
-            return load(path), path, complaints
+            state = load(path)
+            if missing := [part for part in parts if part not in state]:
+                raise ValueError(f"it lacks {', '.join(missing)}")
+            return state, path, complaints
         except Exception as error:  # a file may be damaged in any way, and torch's errors are as various
             complaints.append(f"{path.name} cannot be read and is passed over: {reason(error)}")
     if complaints:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torchvision
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -105,7 +106,7 @@ def load(path: str | Path) -> Backbone:
             raise UserError(f"{path} cannot be read: {checkpoint.reason(error)}") from None
     elif weights.exists():
         try:
-            state = load_file(weights)
+            state = load_bytes(weights.read_bytes())  # by its path it could not be where that is not UTF-8
         except SafetensorError as error:
             raise UserError(f"{weights} is damaged ({error}): remove it, and the newest checkpoint serves") from None
     else:

@@ -464,3 +464,17 @@ def test_a_finished_run_that_goes_on_is_not_finished(tmp_path: Path) -> None:
     loaded = interclr.load(out).state_dict()
     assert all(torch.equal(loaded[name], state[f"intra.encoder.backbone.{name}"]) for name in loaded)
     assert train(longer, out, resume=True).finished
+
+
+def test_a_checkpoint_that_lacks_something_is_passed_over(tmp_path: Path) -> None:
+    run = train(tiny(*INTER), tmp_path, stop_after=6)
+    torch.save({"format": 1, "step": 7}, run.folder / "checkpoint" / "step-0000000007.pt")
+    heard = Heard()
+    train(tiny(*INTER), tmp_path, resume=True, screen=heard.screen)
+    assert "step-0000000007.pt cannot be read and is passed over: it lacks learner, optimiser" in heard.text
+    assert "continuing at step 6" in heard.text
+
+
+def test_an_odd_folder_is_no_damaged_backbone(tmp_path: Path) -> None:
+    run = train(tiny("schedule.epochs=1"), Path(os.fsdecode(os.fsencode(tmp_path) + b"/o\xffdd")))
+    assert interclr.load(run.folder).features == 64

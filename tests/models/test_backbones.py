@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import torchvision
@@ -128,6 +130,8 @@ def test_a_network_is_rebuilt_from_its_description() -> None:
     assert (again.config, again.image_size, again.mean, again.std) == (config, 40, (0.1, 0.2, 0.3), None)
     for foreign in ({}, {"interclr": "no JSON"}, {"interclr": "[]"}, {"interclr": '{"model": {"backbone": 3}}'}):
         assert described(foreign) is None
+    odd = json.loads(backbone.description()["interclr"]) | {"mean": 5}
+    assert described({"interclr": json.dumps(odd)}) is None
 
 
 def test_weights_follow_the_seed() -> None:

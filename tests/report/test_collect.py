@@ -311,11 +311,26 @@ def test_the_table_of_copies_finds_files_whose_names_are_not_text(tmp_path: Path
     shutil.copy(os.fsencode(folder / "003.png"), odd)
     train(tiny(f"data.source={folder}", "data.batch=4", "schedule.epochs=1"), out)
     assert "bad\ufffd.png" in made(out)["images"]["names"]
-    (row,) = (line for line in (out / "duplicates.csv").read_bytes().splitlines() if line.startswith(b"exact"))
-    assert {os.path.join(os.fsencode(folder), name) for name in row.split(b",")[2:]} == {
+    (row,) = (line for line in (out / "duplicates.csv").read_bytes().splitlines() if line.startswith(b'"exact"'))
+    assert {os.path.join(os.fsencode(folder), name) for name in row.replace(b'"', b"").split(b",")[2:]} == {
         os.fsencode(folder / "003.png"),
         odd,
     }
+
+
+def test_the_table_of_copies_is_one_whatever_names_hold(tmp_path: Path, out: Path) -> None:
+    """A carriage return in a name, and one that a spreadsheet would take for a formula."""
+    folder = write_images(tmp_path / "images", 12)
+    for name in ("cr\rhere.png", "=1+1.png"):
+        shutil.copy(folder / "003.png", folder / name)
+    train(tiny(f"data.source={folder}", "data.batch=4", "schedule.epochs=1"), out)
+    report(out, screen=QUIET)
+    with open(out / "duplicates.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert {len(row) for row in rows} == {4}
+    named = {name for kind, _, *names in rows if kind == "exact" for name in names}
+    assert named == {"003.png", "cr\rhere.png", "./=1+1.png"}
+    assert all((folder / name).is_file() for name in named)
 
 
 def test_hostile_names_stay_data(tmp_path: Path, out: Path) -> None:
