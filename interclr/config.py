@@ -102,6 +102,11 @@ class Settings(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     monitor: MonitorConfig = MonitorConfig()
 
+    @property
+    def branch(self) -> InterConfig | None:
+        """The inter branch; None also where λ = 1, which is exactly the plain method."""
+        return self.inter if self.inter is not None and self.inter.intra_weight < 1 else None
+
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
         if len(self.views) < self.method.views_needed:

@@ -54,10 +54,8 @@ def build_backbone(settings: Settings) -> Backbone:
 def build_learner(settings: Settings, images: int) -> Learner:
     """Everything random in the weights follows from the seed; the same on every rank."""
     torch.manual_seed(settings.seed)
-    inter = settings.inter
+    inter = settings.branch
     backbone = build_backbone(settings)
-    if inter is not None and inter.intra_weight == 1:
-        inter = None  # λ = 1 is the plain method, down to its heads and its bank
     intra = settings.method.build(backbone, separate_head=inter is not None and inter.head == "separate")
     intra.margin = Margin(settings.margin, settings.margin_kind)
     if settings.model.norm == "sync" and dist.world() > 1:
@@ -80,7 +78,7 @@ def build_learner(settings: Settings, images: int) -> Learner:
 
 def bank_kind(inter: InterConfig | None, momentum: float) -> tuple[float, str]:
     """ω and number format of the bank, where ``momentum`` suits the method."""
-    if inter is None or inter.intra_weight == 1:
+    if inter is None:
         return momentum, "float32"
     return inter.bank_momentum or momentum, inter.bank_dtype
 

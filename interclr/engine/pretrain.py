@@ -107,7 +107,7 @@ def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device
 def _introduce(
     screen: Screen, settings: Settings, facts: Facts, name: str, chosen: list[tuple[str, str, str]], device: Any
 ) -> None:
-    branch = "" if settings.inter is None or settings.inter.intra_weight == 1 else " with InterCLR"
+    branch = "" if settings.branch is None else " with InterCLR"
     screen.say(f"{settings.method.name}{branch} on {name}: {facts.images:,} images, device {device}")
     shown = {"batch": settings.data.batch, "queue": getattr(settings.method, "queue", None)}
     said = ", ".join(f"{what} {value}" for what, value in shown.items() if value is not None)

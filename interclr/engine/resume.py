@@ -51,7 +51,7 @@ def _head(flat: dict[str, Any]) -> str:
 def own_bank(settings: Settings) -> tuple[float, str] | None:
     """ω and number format of a bank that is at work before the inter branch begins (NPID's); None: there is none."""
     momentum = getattr(settings.method, "bank_momentum", None)
-    return None if momentum is None else bank_kind(settings.inter, momentum)
+    return None if momentum is None else bank_kind(settings.branch, momentum)
 
 
 def start_of_inter(saved: str, now: Settings) -> InterConfig | None:

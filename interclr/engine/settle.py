@@ -90,11 +90,11 @@ def _choose_candidates(tree: dict[str, Any], n: int, choose: Callable[[str, Any,
 def _check(tree: dict[str, Any], n: int) -> None:
     if (batch := tree["data"]["batch"]) > n:
         raise UserError(f"data.batch: {batch} images a batch asked of {n} images; use auto or at most {n}")
-    inter = tree["inter"]
+    inter = tree["inter"] if settings_from(tree).branch is not None else None
     if inter is not None and inter["clusters"] > n:
         raise UserError(f"inter.clusters: {inter['clusters']} clusters asked of {n} images; use auto or at most {n}")
     epochs = tree["schedule"]["epochs"]
-    if inter is not None and inter["intra_weight"] < 1 and inter["warmup_epochs"] >= epochs:
+    if inter is not None and inter["warmup_epochs"] >= epochs:
         raise UserError(
             f"inter.warmup_epochs: after {inter['warmup_epochs']} epochs of {epochs} the inter branch would never "
             "begin; give fewer, or inter.warmup_epochs=auto for half of them"

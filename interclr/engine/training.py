@@ -70,8 +70,8 @@ class Training:
         same_settings_on_all_ranks(settings)  # after the images, which settle what is auto
         if batch > self.images:
             raise UserError(f"data.batch: {batch} images a batch, but only {self.images} can be read")
-        if settings.inter is not None and int(settings.inter.clusters) > self.images:
-            raise UserError(f"inter.clusters: {settings.inter.clusters}, but only {self.images} images can be read")
+        if settings.branch is not None and int(settings.branch.clusters) > self.images:
+            raise UserError(f"inter.clusters: {settings.branch.clusters}, but only {self.images} images can be read")
         self.batch = batch
         engine = settings.engine
         self.plan = build_plan(settings, self.images)
@@ -209,8 +209,8 @@ class Training:
 
     def _start_inter_from(self, step: int) -> None:
         """A branch that should have begun before ``step`` begins with the next epoch, and the settings say so."""
-        inter, first = self.settings.inter, -(-step // self.plan.steps_per_epoch)
-        if inter is None or inter.intra_weight == 1 or int(inter.warmup_epochs) >= first:
+        inter, first = self.settings.branch, -(-step // self.plan.steps_per_epoch)
+        if inter is None or int(inter.warmup_epochs) >= first:
             return
         if first >= self.plan.epochs:
             raise UserError(

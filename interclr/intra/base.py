@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from interclr.bank import MemoryBank
-from interclr.losses import MarginKind, byol_mse, cosines, margin_nce
+from interclr.losses import MarginKind, cosines, margin_nce
 from interclr.models import Encoded, Encoder, joined, split_batch_norm, takes_views_together
 from interclr.types import Batch, Config, Embeddings, Pairs
 
@@ -114,21 +114,23 @@ class IntraMethod(nn.Module, ABC):
 
 
 class PositiveOnly(IntraMethod):
-    """BYOL and SimSiam: a predictor, no negatives, and so no margin and no temperature in either branch."""
+    """BYOL and SimSiam: a predictor, no negatives, and so no margin and no temperature: one distance in both branches.
+
+    Intra to the image's other view, inter to an image of its cluster.
+    """
 
     uses_negatives = False
 
+    @abstractmethod
+    def distance(self, query: Tensor, target: Tensor) -> Tensor:
+        """Of predictions from what they should be, (V, B, D) each, as one number."""
+
     def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
-        return _summed_mse(embeddings.query, embeddings.target)
+        return self.distance(embeddings.query, embeddings.target)
 
     def inter_loss(self, embeddings: Embeddings, pairs: Pairs, bank: MemoryBank) -> Tensor:
         positive = bank.features[pairs.positive].float()  # (V·B, D)
-        return _summed_mse(embeddings.inter_query, positive.view_as(embeddings.inter_query))
-
-
-def _summed_mse(query: Tensor, target: Tensor) -> Tensor:
-    """Mean over images, sum over the V directions, as BYOL's symmetric loss."""
-    return byol_mse(query.flatten(0, 1), target.flatten(0, 1)) * query.shape[0]
+        return self.distance(embeddings.inter_query, positive.view_as(embeddings.inter_query))
 
 
 def by_direction(parts: Sequence[Tensor]) -> Tensor:

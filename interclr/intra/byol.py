@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from interclr.intra.base import MethodSettings, PositiveOnly, by_direction, mean_direction
+from interclr.losses import byol_mse
 from interclr.models import Backbone, Encoded, Encoder, mlp, momentum_copy, update_momentum_copy
 from interclr.optim import cosine
 from interclr.streams import run_beside
@@ -57,6 +58,10 @@ class BYOL(PositiveOnly):
     @torch.no_grad()
     def _targets(self, views: Sequence[Tensor]) -> list[Encoded]:
         return self.encode(self.target_encoder, views)
+
+    def distance(self, query: Tensor, target: Tensor) -> Tensor:
+        """Mean over images, sum over the V directions: BYOL's symmetric loss."""
+        return byol_mse(query.flatten(0, 1), target.flatten(0, 1)) * query.shape[0]
 
     def momentum_at(self, step: int, total: int) -> float:
         return cosine(step, total, self.momentum, 1.0)

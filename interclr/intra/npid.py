@@ -30,10 +30,7 @@ class NPIDConfig(MethodSettings):
     dim: Annotated[int, Field(ge=1)] = 128
 
     def build(self, backbone: Backbone, *, separate_head: bool = False) -> NPID:
-        if separate_head:
-            raise ValueError(
-                "method npidv2 keeps one bank for both branches, so it has one head: use inter.head=shared"
-            )
+        assert not separate_head, "one bank for both branches: Settings refuses it"
         assert isinstance(self.negatives, int), "auto is resolved before anything is built"
         return NPID(backbone, self.negatives, self)
 

@@ -8,10 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from interclr.bank import MemoryBank
 from interclr.intra.base import MethodSettings, PositiveOnly, mean_direction
 from interclr.models import Backbone, Encoder, mlp
-from interclr.types import Batch, Embeddings, Pairs
+from interclr.types import Batch, Embeddings
 
 
 class SimSiamConfig(MethodSettings):
@@ -47,10 +46,6 @@ class SimSiam(PositiveOnly):
             feature=mean_direction(torch.stack([e.inter_projection.detach() for e in encoded])),
         )
 
-    def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
+    def distance(self, query: Tensor, target: Tensor) -> Tensor:
         """½·D(p₁, z₂) + ½·D(p₂, z₁), D = −cos: from 0 down to −1. A quarter of BYOL's slope, as the rates assume."""
-        return -(embeddings.query * embeddings.target).sum(-1).mean()
-
-    def inter_loss(self, embeddings: Embeddings, pairs: Pairs, bank: MemoryBank) -> Tensor:
-        positive = bank.features[pairs.positive].float().view_as(embeddings.inter_query)  # (V, B, D)
-        return -(embeddings.inter_query * positive).sum(-1).mean()
+        return -(query * target).sum(-1).mean()

@@ -97,7 +97,7 @@ def headline(settings: Settings, state: checkpoint.State | None, result: dict[st
 
 
 def title(settings: Settings, data: str) -> str:
-    branch = " + InterCLR" if settings.inter is not None and settings.inter.intra_weight != 1 else ""
+    branch = "" if settings.branch is None else " + InterCLR"
     return f"{settings.method.title or settings.method.name}{branch} on {data}"
 
 
