@@ -12,19 +12,21 @@ from torch import Tensor
 from interclr.config import DataConfig
 from interclr.data.builtin import open_source
 from interclr.data.canvas import Canvas
-from interclr.data.hold_out import HOLD_OUT_SEED, split_off
+from interclr.data.hold_out import HOLD_OUT_SEED, a_fifth_of_every_class, split_off
 from interclr.data.loader import Loader, Order, ResidentLoader
 from interclr.data.packed import is_packed
 from interclr.data.reading import Unreadable, read_all
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.stream import StreamLoader
 from interclr.data.subset import Subset
+from interclr.features import evenly
 from interclr.screen import Screen
 from interclr.types import UserError
 
 HOST_LIMIT = 4 << 30  # bytes of pixels kept in the memory of the host
 GPU_SHARE = 0.25  # of the GPU's free memory that pixels may take
-MONITOR_QUERIES = 2_000
+MONITOR_QUERIES = 2_000  # of the images that evaluate tests on, where there is no test split
+LOOKED_AT = 2_048  # images that tell whether all are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +96,21 @@ def prepare(source: Source, config: DataConfig, device: torch.device, screen: Sc
     held: Source | None = None
     if config.hold_out:
         source, held = split_off(source, config.hold_out)
+    # Drawn before unreadable images are left out, as evaluate does: afterwards it would be other images.
+    tested = None if source.labels is None else a_fifth_of_every_class(source.labels)
     images: Canvas | Source = source
     if _fits(source, config, device):
-        images, source = _resident(source, config, device, screen, unreadable)
-    queries, bank_rows = _monitor_sets(source, images, held, config, device, screen)
+        images, kept = _resident(source, config, device, screen, unreadable)
+        if len(kept) < len(source):
+            source, tested = Subset(source, kept), None if tested is None else tested[kept]
+    queries, bank_rows = _monitor_sets(source, images, tested, held, config, device, screen)
     return TrainingData(source, images, queries, bank_rows, unreadable, fingerprint)
 
 
 def _resident(
     source: Source, config: DataConfig, device: torch.device, screen: Screen, unreadable: Unreadable
-) -> tuple[Canvas, Source]:
+) -> tuple[Canvas, list[int]]:
+    """The images that can be read, and their rows."""
     with screen.working(f"reading {len(source):,} images") as progress:
         canvas, kept = read_all(source, progress, unreadable)
     if unreadable.reasons:
@@ -111,10 +118,12 @@ def _resident(
         if config.unreadable == "fail":
             raise UserError(f"{text} (data.unreadable=fail; see all with: interclr data check)")
         screen.warn(f"{text}; they are left out (see all with: interclr data check)")
-        source = Subset(source, kept)
         if len(kept) < 2:
             raise UserError(f"{text}; at least 2 readable images are needed")
-    return canvas.to(device), source
+    looked_at = evenly(len(canvas), LOOKED_AT).tolist()
+    if all(torch.equal(canvas.pixels[row], canvas.pixels[0]) for row in looked_at):  # most sets: ends at the second
+        screen.warn(f"all {len(looked_at):,} images looked at are the same: interclr data check")
+    return canvas.to(device), kept
 
 
 def _fits(source: Source, config: DataConfig, device: torch.device) -> bool:
@@ -129,27 +138,34 @@ def _fits(source: Source, config: DataConfig, device: torch.device) -> bool:
 def _monitor_sets(
     source: Source,
     images: Canvas | Source,
+    tested: Tensor | None,
     held: Source | None,
     config: DataConfig,
     device: torch.device,
     screen: Screen,
 ) -> tuple[Canvas | Source | None, Tensor | None]:
-    """Queries: the held-out images, else the test split, else some of the training images (then not in the bank)."""
+    """Queries: the held-out images, else the test split, else those of the training images that evaluate tests on.
+
+    The latter are not in the bank, none of them, also where there are so many that only some are asked for.
+    """
     labels = source.labels
-    if labels is None or bool((labels < 0).all()):
+    if labels is None or tested is None or bool((labels < 0).all()):
         return None, None
     known = (labels >= 0).nonzero().flatten()
     test = held if held is not None else _test_split(config)
     if test is not None and test.labels is not None and bool((test.labels >= 0).any()):
         return _labelled_queries(test, config, device, screen), known
-    shuffled = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))]
-    count = min(MONITOR_QUERIES, len(known) // 5)
-    if count < 1:
+    rows = tested.nonzero().flatten()
+    if len(labels[rows].unique()) < min(2, len(labels[known].unique())):  # evaluate refuses these, too
         return None, None
-    screen.say(f"no test split: k-NN is measured on {count} of the {len(known)} labelled images against the others")
-    rows = shuffled[:count].sort().values
+    fifth = f"{len(rows):,} of the {len(known):,} labelled images, a fifth of every class"
+    if len(rows) > MONITOR_QUERIES:
+        fifth = f"{MONITOR_QUERIES:,} of {fifth}"
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))
+        rows = rows[order[:MONITOR_QUERIES]].sort().values
+    screen.say(f"no test split: k-NN is measured on {fifth}, against the other four fifths, as interclr evaluate does")
     queries = images.rows(rows) if isinstance(images, Canvas) else Subset(images, rows.tolist())
-    return queries, shuffled[count:].sort().values
+    return queries, (~tested & (labels >= 0)).nonzero().flatten()
 
 
 def _labelled_queries(test: Source, config: DataConfig, device: torch.device, screen: Screen) -> Canvas | Source:

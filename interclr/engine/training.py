@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from interclr.engine.interrupt import Interruption
 from interclr.engine.metrics import Averages, Logger, Record, open_loggers
 from interclr.engine.monitor import Monitor, describe
 from interclr.engine.ranks import Looks, lost_another, same_on_all_ranks, same_settings_on_all_ranks
-from interclr.engine.resume import changed_settings, own_bank, settings_of, start_of_inter
+from interclr.engine.restore import FORMAT, restore
 from interclr.engine.step import CLUSTER_STREAM
 from interclr.engine.waiting import DataWait
 from interclr.run import checkpoint
@@ -39,8 +39,6 @@ from interclr.run.folder import (
 from interclr.screen import Screen, TrainingBar
 from interclr.types import UserError
 
-FORMAT = 1  # of the checkpoint, and what every one of it has
-PARTS = ("learner", "optimiser", "scaler", "averages", "clusters_started", "seconds", "measured", "data", "settings")
 SHORT_RECORDS = 10  # of the losses of a run that would have one or none, so that it has curves as well
 PREPARING = {
     "compile": "compiling encoders and views: a minute or two",
@@ -106,7 +104,7 @@ class Training:
         self.met_before: dict[str, str] = {}  # unreadable images of earlier sittings
         self.commands: list[str] = []  # of earlier sittings, and this one
         self.changes: list[str] | None = []  # between sittings, of what decides the result; None where nobody knows
-        self.resumed = resume and self._restore()
+        self.resumed = resume and self._go_on()
         here = self.step if self.resumed else None
         same_on_all_ranks("checkpoint to go on from (--out has to be a folder that all machines share), step", here)
         self.commands.append(command_line())
@@ -138,99 +136,18 @@ class Training:
             "settings": dump(self.settings),
         }
 
-    def _restore(self) -> bool:
-        found = checkpoint.load_latest(self.folder / "checkpoint", PARTS)
-        if found is None:
-            self.screen.warn(f"nothing to resume in {self.folder}: starting from the beginning")
+    def _go_on(self) -> bool:
+        """From the latest checkpoint; False where there is none."""
+        restored = restore(self.step_once, self.settings, self.folder, self.data, self.screen)
+        if restored is None:
             return False
-        state, path, complaints = found
-        for complaint in complaints:
-            self.screen.warn(complaint)
-        self.changes = state.get("changes")  # which checkpoints of before do not tell
-        if state["format"] != FORMAT:
-            raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
-        if state["data"] != self.data.source.fingerprint():
-            raise UserError(
-                f"the data are not those {path.name} was trained on: {self._what_changed(state)}, and indices may "
-                "point to other images. Restore the data, or start a new run"
-            )
-        started = state["clusters_started"]
-        if started and (kept := start_of_inter(state["settings"], self.settings)) is not None:
-            self.screen.say(f"the inter branch has begun: inter.warmup_epochs stays {kept.warmup_epochs}")
-            self.settings = self.settings.model_copy(update={"inter": kept})
-            self.learner.inter = kept
-        if not started:
-            self._start_inter_from(state["step"])
-            before, now = own_bank(settings_of(state["settings"])), own_bank(self.settings)
-            if before is not None and now is not None and before != now:
-                self.screen.warn(
-                    f"the bank, at work from the first step on, had ω and numbers {before} and now has {now}: the "
-                    "result will differ from that of a run with these settings"
-                )
-                self.changes = [*(self.changes or []), f"ω and numbers of the bank: {before} → {now}"]
-        changed, processes = changed_settings(state["settings"], self.settings), state.get("processes", dist.world())
-        changed += [f"processes: {processes} → {dist.world()}"] if processes != dist.world() else []
-        for change in changed:
-            if not started and change.startswith("inter"):
-                self.screen.say(f"the inter branch has not begun and will be as set now, {change}")
-            else:
-                self.screen.warn(f"not as in the run so far, {change}: the result will differ")
-                self.changes = [*(self.changes or []), change]
-        fresh = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self.optimiser.param_groups]
-        try:
-            self.learner.load_state_dict(state["learner"] if started else self._before_inter(state["learner"]))
-            if not started and self.learner.bank is not None:
-                self.learner.bank.rebuild()
-            self.optimiser.load_state_dict(state["optimiser"])
-        except (RuntimeError, ValueError) as error:
-            text = " ".join(str(error).split())[:300]
-            raise UserError(
-                f"{path.name} does not fit these settings (resume with those of the run): {text}"
-            ) from error
-        for group, own in zip(self.optimiser.param_groups, fresh, strict=True):
-            group.update(own)  # a changed weight decay or momentum counts; the state is the run's
-        self.step_once.scaler.load_state_dict(state["scaler"])
+        self.settings, self.changes, state = restored.settings, restored.changes, restored.state
         self.averages.load_state(state["averages"], self.device)
-        self.step, self.clusters_started = state["step"], started
+        self.step, self.clusters_started = state["step"], state["clusters_started"]
         self.seconds, self.measured = state["seconds"], state["measured"]
         self.met_before = state["unreadable"]
         self.commands = list(state.get("commands", [""]))  # which checkpoints of before do not tell
-        if self.step > self.plan.total:
-            raise UserError(f"{path.name} is at step {self.step}, beyond the {self.plan.total} steps of these settings")
         return True
-
-    def _what_changed(self, state: checkpoint.State) -> str:
-        """Of the images since ``state`` was saved: another place, another number, or other names and labels."""
-        before, now = settings_of(state["settings"]).data.source, self.settings.data.source
-        was = state.get("images", self.images)  # which checkpoints of before do not tell
-        other = [f"{now} is not {before}"] if before != now else []
-        other += [f"there were {was:,} images and are {self.images:,} now"] if was != self.images else []
-        return ", ".join(other) or f"names of the images of {now}, or labels that are read of them, have changed"
-
-    def _start_inter_from(self, step: int) -> None:
-        """A branch that should have begun before ``step`` begins with the next epoch, and the settings say so."""
-        inter, first = self.settings.branch, -(-step // self.plan.steps_per_epoch)
-        if inter is None or int(inter.warmup_epochs) >= first:
-            return
-        if first >= self.plan.epochs:
-            raise UserError(
-                f"inter.warmup_epochs: the run has reached its last epoch without an inter branch, which cannot begin "
-                f"at {inter.warmup_epochs} any more: resume from an earlier checkpoint, or with more epochs"
-            )
-        self.screen.warn(f"inter.warmup_epochs: the run is past {inter.warmup_epochs}, so the branch begins at {first}")
-        self.settings = self.settings.model_copy(update={"inter": inter.model_copy(update={"warmup_epochs": first})})
-        self.learner.inter = self.settings.inter
-
-    def _before_inter(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """A state in which the inter branch has not begun: by now it may be another one, or be new, or gone.
-
-        The method's own state is the run's, and with it the features that NPID keeps in a bank; the rest of a bank is
-        as it is made, which is what it would be at this step of a run that had these settings from its first step.
-        """
-        own = {key: value for key, value in self.learner.state_dict().items() if not key.startswith("intra.")}
-        method = {key: value for key, value in saved.items() if key.startswith("intra.")}
-        features = {key: saved[key] for key in ("bank.features",) if self.learner.intra.uses_bank}
-        return own | method | features
 
     def _save(self) -> None:
         for record in self.averages.finished():
