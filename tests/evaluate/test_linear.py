@@ -13,10 +13,10 @@ from tiny_runs import Heard
 from torch import Tensor, nn
 
 from interclr.data.source import ArraySource
-from interclr.evaluate import linear as protocol
 from interclr.evaluate.base import Context, LabelledData, Subject
 from interclr.evaluate.heads import Heads, Measured, best_rate
 from interclr.evaluate.linear import PRESETS, Linear, held_out
+from interclr.evaluate.probe import Probe
 from interclr.evaluate.stages import Stages, grid_of
 from interclr.models import Backbone, BackboneConfig
 from interclr.run.files import save_tensors
@@ -136,7 +136,7 @@ def test_within_a_point_of_logistic_regression(tmp_path: Path) -> None:
     settings = Linear(learning_rates=(0.03,), epochs=60, weight_decay=decay, dims=300, batch=250)
     figures = settings.run(subjected, images, context(tmp_path))
     stages = Stages(subjected.backbone, SIZE, 300, False, CPU)
-    probe = protocol._Probe(settings, settings.plan(images), subjected, images, context(tmp_path), stages)
+    probe = Probe(settings.plan(images), subjected, images, context(tmp_path), stages, settings)
     assert probe.cache is not None
     train, test = probe.cache.float(), torch.cat([f for f, _ in probe.shown(images.test)]).float()
     mean, spread = train.mean(0), train.var(0).add(1e-5).sqrt()
