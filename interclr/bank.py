@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -223,6 +223,15 @@ class MemoryBank(nn.Module):
             self.rebuild()
 
     # Reading.
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Tensor], prefix: str = "bank.") -> Self:
+        """A bank as a checkpoint of a learner holds it, to the bit, in memory of the host; for looking at (ω is 1)."""
+        own = {key.removeprefix(prefix): value.cpu() for key, value in state.items() if key.startswith(prefix)}
+        size, dim = own["features"].shape
+        bank = cls(size, dim, len(own["counts"]), dtype=own["features"].dtype)
+        bank.load_state_dict(own)
+        return bank
 
     def members(self) -> tuple[Tensor, Tensor]:
         """The images grouped by label: cluster c is ``order[start[c] : start[c] + counts[c]]``, indices ascending."""

@@ -121,8 +121,9 @@ def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:
     least = min(2.0, 0.5 * possible) if possible < 100 else 0.02 * possible
     if rank is not None and not rank >= least:  # so that NaN counts as collapsed
         said.append(
-            f"the embedding has collapsed to an effective rank of {rank:.1f} of {possible}: try a lower "
-            "optimiser.base_lr, a longer schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"
+            f"the embedding has collapsed to an effective rank of {rank:.1f} of {possible}: unless the images "
+            "themselves are all alike (interclr data check), try a lower optimiser.base_lr, a longer "
+            "schedule.warmup_epochs or, with the inter branch, a higher inter.intra_weight"
         )
     largest = figures.get("cluster_max")
     if figures.get("cluster_median", 2.0) <= 1 and (largest is None or largest <= 0.5 * size):

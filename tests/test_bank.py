@@ -304,3 +304,12 @@ def test_refuses(arguments: dict[str, object], message: str) -> None:
 def test_fixed_point_is_exact_to_half_a_unit() -> None:
     values = normalize(torch.randn(1000, 16), dim=1)
     assert (fixed_point(values).double() / 2**30 - values.double()).abs().max() <= 2**-31
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bank_out_of_a_checkpoint_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
+    bank = MemoryBank(30, 6, 4, momentum=0.5, dtype=dtype)
+    OnlineLabels().commit(bank, torch.arange(8), torch.randn(8, 6, generator=torch.Generator().manual_seed(1)))
+    state = {f"bank.{name}": value for name, value in bank.state_dict().items()} | {"intra.weight": torch.ones(2)}
+    again = MemoryBank.of_state(state)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in bank.state_dict().items())

@@ -22,6 +22,7 @@ from interclr.config import load_settings, recipe_names, settings_from
 from interclr.data.packed_store import is_packed
 from interclr.report.history import commands
 from interclr.run.folder import Run, command_line
+from interclr.screen import Screen
 
 
 class Result:
@@ -227,6 +228,28 @@ def test_pack_and_check(call: object, tmp_path: Path) -> None:
     odd.unlink()
     checked = call("data", "check", str(folder))
     assert (checked.code, checked.out) == (0, f"{folder}: 6 images, nothing odd found\n")
+
+
+def test_check_shows_its_two_passes_apart_and_can_leave_out_the_second(
+    call: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_images(tmp_path / "images", 3)
+    said: list[str] = []
+
+    @contextmanager
+    def working(self: Screen, what: str) -> Iterator[Callable[[int, int], None]]:
+        said.append(what)
+        yield lambda done, total: said.append(f"{done}/{total}")
+        said.append("done")
+
+    monkeypatch.setattr(Screen, "working", working)
+    assert call("data", "check", str(folder)).code == 0
+    assert said == ["checking", "1/3", "2/3", "3/3", "done", "comparing pictures", "3/3", "done"]
+    said.clear()
+    checked = call("data", "check", str(folder), "--no-copies", "--json", str(tmp_path / "report.json"))
+    assert said == ["checking", "1/3", "2/3", "3/3", "done"]
+    assert "not looked for" in checked.out
+    assert json.loads((tmp_path / "report.json").read_text())["near_duplicates"] is None
 
 
 def test_ctrl_c_is_130(call: object, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ def test_a_collapsed_embedding_is_said_aloud(features: torch.Tensor) -> None:
     said = warnings_of(embedding_health(features), dim=8, size=20)
     assert len(said) == 1
     assert "collapsed" in said[0]
+    assert "unless the images themselves are all alike (interclr data check)" in said[0]
     assert "optimiser.base_lr" in said[0]
 
 

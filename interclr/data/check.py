@@ -19,13 +19,16 @@ from interclr.data.builtin import BUILT_IN, open_source
 from interclr.data.copies import SIDE, near_copies, tiny
 from interclr.data.decode import has_alpha, open_image, orientation, render, to_tensor, unreadable_as
 from interclr.data.folder import images_below, splits_of_folder, strays
+from interclr.data.listing import NOT_REGULAR
 from interclr.data.packed_store import is_packed
-from interclr.data.parallel import Progress, ordered_map
+from interclr.data.parallel import Working, ordered_map, unseen
 from interclr.data.source import FileSource, Source, UnreadableImage
 
 SMALL_SIDE = 32
 DARK = 32  # of 255: a 16-bit image that reaches no further holds 12-bit values or less, and is nearly black
+RANGES = {"16-bit": "16 bits", "float": "0 to 1"}  # of kinds whose values may use little of what they have
 MOST_COMPARED = 500_000  # images; comparing them takes as the square of their number, minutes for so many on 16 cores
+LONG = 40_000  # images: half a minute on one core, so from here on it is said how to leave the comparison out
 EXAMPLES = 3
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_BIT_DEPTH_AT = 24
@@ -45,7 +48,7 @@ class CheckReport:
     findings: dict[str, list[tuple[str, str]]]  # kind → (name, detail) of each image, in the order of the source
     duplicate_files: list[list[str]]  # groups of names whose files are equal byte for byte
     duplicate_pixels: list[list[str]]  # groups that show the same pixels, from files that are not all equal
-    # Nearly the same picture, and how alike, the closest first; None where there were too many images to compare.
+    # Nearly the same picture, and how alike, the closest first; None where that was not looked for.
     near_duplicates: list[tuple[str, str, float]] | None
     other: dict[str, int] = field(default_factory=dict)  # files in the folder that are not read, by extension
 
@@ -69,7 +72,8 @@ class CheckReport:
                 ("near duplicates", len({name for pair in self.near_duplicates for name in pair[:2]}), _examples(pairs))
             )
         if self.near_duplicates is None:
-            rows.append(("near duplicates", 0, f"not looked for among more than {MOST_COMPARED:,} images"))
+            many = f" among more than {MOST_COMPARED:,} images" if self.count > MOST_COMPARED else ""
+            rows.append(("near duplicates", 0, f"not looked for{many}"))
         if self.other:
             kinds = sorted(self.other.items(), key=lambda item: (-item[1], item[0]))
             rows.append(("not read", sum(self.other.values()), _examples([f"{many:,} {kind}" for kind, many in kinds])))
@@ -99,12 +103,13 @@ def check(
     source: Source | str | Path,
     *,
     workers: int | None = None,
-    progress: Progress | None = None,
+    working: Working = unseen,
     small: int = SMALL_SIDE,
+    copies: bool = True,
 ) -> CheckReport:
     """Read every image once. Images whose shorter side is under ``small`` are reported as small.
 
-    Near duplicates are looked for among at most ``MOST_COMPARED`` images: in a larger set not at all.
+    Near duplicates are looked for, with ``copies``, among at most ``MOST_COMPARED`` images: in a larger set not at all.
     """
     other: dict[str, int] = {}
     outside: list[str] = []
@@ -114,7 +119,7 @@ def check(
         if path.is_dir() and not is_packed(path) and str(source) not in BUILT_IN:
             listing = images_below(path)
             # Somebody may expect their .heic to be seen.
-            other = {f".{kind}" if kind else "without extension": many for kind, many in listing.kinds.items()}
+            other = {_named(kind): many for kind, many in listing.kinds.items()}
             source = FileSource(path, listing.images)
             outside = _outside_class_folders(path, listing.images.to_list())
         else:
@@ -125,17 +130,17 @@ def check(
         findings["outside the class folders"] = [(name, "so no image has a label") for name in outside]
     file_digests = np.zeros((count, 16), dtype=np.uint8)
     pixel_digests = np.zeros((count, 16), dtype=np.uint8)
-    compared = count if count <= MOST_COMPARED else 0
-    pictures = torch.zeros(compared, 3, SIDE, SIDE, dtype=torch.uint8)  # of one colour where unreadable: like none
-    for index, result in enumerate(ordered_map(_inspector(source, small), count, workers)):
-        kinds, file_digest, pixel_digest, picture = result
-        for kind, detail in kinds:
-            findings.setdefault(kind, []).append((source.name_of(index), detail))
-        file_digests[index] = np.frombuffer(file_digest, np.uint8)
-        pixel_digests[index] = np.frombuffer(pixel_digest, np.uint8)
-        if picture is not None and compared:
-            pictures[index] = picture
-        if progress is not None:
+    copies = copies and count <= MOST_COMPARED
+    pictures = torch.zeros(count if copies else 0, 3, SIDE, SIDE, dtype=torch.uint8)  # unreadable: like no other
+    with working("checking") as progress:
+        for index, result in enumerate(ordered_map(_inspector(source, small, copies), count, workers)):
+            kinds, file_digest, pixel_digest, picture = result
+            for kind, detail in kinds:
+                findings.setdefault(kind, []).append((source.name_of(index), detail))
+            file_digests[index] = np.frombuffer(file_digest, np.uint8)
+            pixel_digests[index] = np.frombuffer(pixel_digest, np.uint8)
+            if picture is not None:
+                pictures[index] = picture
             progress(index + 1, count)
     same_file = _groups(file_digests)
     # The same pixels from files that are all equal are no news; one file of another encoding among them is.
@@ -147,10 +152,16 @@ def check(
         return [[source.name_of(index) for index in group] for group in groups]
 
     near = None
-    if compared or not count:
-        found = near_copies(pictures, [digest.tobytes() for digest in pixel_digests], progress)
+    if copies:
+        with working("comparing pictures" + (" (skip: --no-copies)" if count >= LONG else "")) as progress:
+            found = near_copies(pictures, [digest.tobytes() for digest in pixel_digests], progress)
         near = [(source.name_of(one), source.name_of(second), likeness) for (one, second), likeness in found.items()]
     return CheckReport(source.name, count, findings, named(same_file), named(same_pixels), near, other)
+
+
+def _named(kind: str) -> str:
+    """A kind of ``Listing.kinds`` for people."""
+    return kind if kind == NOT_REGULAR else f".{kind}" if kind else "without extension"
 
 
 def _outside_class_folders(folder: Path, names: list[str]) -> list[str]:
@@ -160,11 +171,11 @@ def _outside_class_folders(folder: Path, names: list[str]) -> list[str]:
     return [f"{top}{name}" for top, within in split.items() for name in strays(within)]
 
 
-# (kind, detail)s, digest of the file, of the pixels, and a tiny picture of what can be read
+# (kind, detail)s, digest of the file, of the pixels, and a tiny picture of what can be read and is to be compared
 Inspection = tuple[list[tuple[str, str]], Digest, Digest, Tensor | None]
 
 
-def _inspector(source: Source, small: int) -> Callable[[int], Inspection]:
+def _inspector(source: Source, small: int, copies: bool) -> Callable[[int], Inspection]:
     def inspect(index: int) -> Inspection:
         kinds: list[tuple[str, str]] = []
         file_digest = pixel_digest = NO_DIGEST
@@ -182,13 +193,13 @@ def _inspector(source: Source, small: int) -> Callable[[int], Inspection]:
                     kinds += _kinds_of(image, data)
                     pixels = to_tensor(render(image))
                 height, width = pixels.shape[1:]
-                picture = tiny(pixels)
+                picture = tiny(pixels) if copies else None
                 if min(height, width) < small:
                     kinds.append(("small", f"{width}×{height}"))
-                if any(kind == "16-bit" for kind, _ in kinds) and int(pixels.max()) < DARK:
-                    kinds.append(
-                        ("16-bit, nearly black", "values use less than an eighth of 16 bits: stretch them first")
-                    )
+                deep = next((kind for kind, _ in kinds if kind in RANGES), None)
+                if deep is not None and int(pixels.max()) < DARK:
+                    detail = f"values use less than an eighth of {RANGES[deep]}: stretch them first"
+                    kinds.append((f"{deep}, nearly black", detail))
                 content = pixels.numpy().tobytes()
                 pixel_digest = hashlib.blake2b(content, digest_size=16, salt=f"{width}".encode()).digest()
         except UnreadableImage as error:
@@ -205,7 +216,9 @@ def _kinds_of(image: Image.Image, data: bytes) -> list[tuple[str, str]]:
         kinds.append(("animated", f"{frames} frames, the first is used"))
     if image.mode == "CMYK":
         kinds.append(("CMYK", "converted to RGB without its colour profile"))
-    if _is_deep(image, data):
+    if image.mode == "F":
+        kinds.append(("float", f"{image.format}, from 0 to 1, or else from its least to its largest value, to 8 bits"))
+    elif _is_deep(image, data):
         kinds.append(("16-bit", f"{image.format} {image.mode}, scaled to 8 bits"))
     if has_alpha(image):
         kinds.append(("alpha", f"{image.mode}, laid on white"))
@@ -215,8 +228,8 @@ def _kinds_of(image: Image.Image, data: bytes) -> list[tuple[str, str]]:
 
 
 def _is_deep(image: Image.Image, data: bytes) -> bool:
-    """More than 8 bits a channel. Pillow opens deep colour as plain RGB, so the file itself is asked."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+    """Integers of more than 8 bits. Pillow opens deep colour as plain RGB, so the file itself is asked."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
         return True
     if data.startswith(PNG_SIGNATURE):
         return data[PNG_BIT_DEPTH_AT] == 16

@@ -9,6 +9,8 @@ cannot be decoded whole is unreadable: half a picture is never handed on.
 from __future__ import annotations
 
 import io
+import os
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,8 +67,15 @@ def decode_interleaved(data: bytes, name: str = "image", max_side: int | None = 
 
 
 def read_bytes(path: str, name: str) -> bytes:
-    with unreadable_as(name), open(path, "rb") as file:
+    with unreadable_as(name), open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UnreadableImage(name, "not a regular file")
         return file.read()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe would be waited for until somebody writes into it; regular files do not care."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextmanager

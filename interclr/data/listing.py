@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from interclr.data.names import Names
 from interclr.types import UserError
 
-EXTENSIONS = ("jpg", "jpeg", "png", "bmp", "webp", "tif", "tiff", "ppm", "gif")
-CACHE_VERSION = 3
+EXTENSIONS = ("jpg", "jpeg", "png", "bmp", "webp", "tif", "tiff", "ppm", "gif", "jfif")
+CACHE_VERSION = 4
 SETTLED_NANOSECONDS = 2_000_000_000
 LONGEST_EXTENSION = 8
+NOT_REGULAR = "not a regular file"  # a kind too long for an extension: pipes, sockets, devices
 
 _extensions = frozenset(EXTENSIONS)
 _digits = re.compile("([0-9]+)")
@@ -33,7 +34,8 @@ _digits = re.compile("([0-9]+)")
 @dataclass(frozen=True)
 class Listing:
     images: Names  # relative paths with '/', depth first, a directory's own files before its subdirectories
-    kinds: dict[str, int]  # other files that can be seen, by extension: in small letters, '' where there is none
+    # Other files that can be seen, by extension: in small letters, '' where there is none; or ``NOT_REGULAR``.
+    kinds: dict[str, int]
     hidden: int  # files whose name begins with a dot
     directories: Names  # relative paths, '' for the root
     changed: NDArray[np.int64]  # each directory's modification time in nanoseconds
@@ -105,10 +107,10 @@ def _walk(root: Path, own: set[Identity] | None) -> tuple[Listing, set[Identity]
                         links = links or entry.is_symlink()
                         if own is not None or not entry.is_symlink():
                             folders.append((name, entry.is_symlink()))
-                    elif name.rpartition(".")[2].lower() in _extensions and _is_file(entry):
+                    elif (regular := _is_file(entry)) and name.rpartition(".")[2].lower() in _extensions:
                         files.append(name)
                     else:
-                        kind = _kind_of(name)
+                        kind = _kind_of(name) if regular else NOT_REGULAR
                         kinds[kind] = kinds.get(kind, 0) + 1
         except OSError as error:
             raise UserError(f"cannot list {path}: {error.strerror}") from None

@@ -9,10 +9,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]  # done, total
+Working = Callable[[str], AbstractContextManager[Progress]]  # a bar for what has this name, as of ``Screen.working``
+
+
+def unseen(what: str) -> AbstractContextManager[Progress]:
+    """No bar."""
+    return nullcontext(lambda done, total: None)
 
 
 def ordered_map(function: Callable[[int], Result], count: int, workers: int | None = None) -> Iterator[Result]:

@@ -158,14 +158,18 @@ def _monitor_sets(
     rows = tested.nonzero().flatten()
     if len(labels[rows].unique()) < min(2, len(labels[known].unique())):  # evaluate refuses these, too
         return None, None
-    fifth = f"{len(rows):,} of the {len(known):,} labelled images, a fifth of every class"
+    others = (~tested & (labels >= 0)).nonzero().flatten()
+    which = "those"
     if len(rows) > MONITOR_QUERIES:
-        fifth = f"{MONITOR_QUERIES:,} of {fifth}"
+        which = f"some of the {len(rows):,}"
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(HOLD_OUT_SEED))
         rows = rows[order[:MONITOR_QUERIES]].sort().values
-    screen.say(f"no test split: k-NN is measured on {fifth}, against the other four fifths, as interclr evaluate does")
+    screen.say(
+        f"no test split: k-NN is measured on {len(rows):,} of the {len(known):,} labelled images, {which} that "
+        f"interclr evaluate tests on (a fifth of every class), against the other {len(others):,}"
+    )
     queries = images.rows(rows) if isinstance(images, Canvas) else Subset(images, rows.tolist())
-    return queries, (~tested & (labels >= 0)).nonzero().flatten()
+    return queries, others
 
 
 def _labelled_queries(test: Source, config: DataConfig, device: torch.device, screen: Screen) -> Canvas | Source:

@@ -10,7 +10,7 @@ import torch
 
 from interclr.data.builtin import images_of_a_run, open_source
 from interclr.data.folder import splits_of_folder
-from interclr.data.hold_out import split_off
+from interclr.data.hold_out import a_fifth_of_every_class, split_off
 from interclr.data.packed import is_packed
 from interclr.data.source import ArraySource, Source
 from interclr.data.subset import Subset
@@ -20,8 +20,6 @@ from interclr.run.folder import Run
 from interclr.screen import Screen
 from interclr.types import UserError
 
-TEST_SHARE = 0.2  # of a labelled set without a test split
-SPLIT_SEED = 20_260_102
 CPU = torch.device("cpu")
 
 
@@ -113,14 +111,15 @@ class Requested:
             except UserError:
                 if not place.is_dir() or splits_of_folder(place):  # there is one, and it is of no use
                     raise
-        if train.labels is None:
+        if train.labels is None or bool((train.labels < 0).all()):
             return train, train  # check_labels says what is missing
         train = self._labelled(train)
-        chosen = _a_fifth_of_every_class(train)
+        assert train.labels is not None
+        tested_on = a_fifth_of_every_class(train.labels)
+        chosen, others = tested_on.nonzero().flatten().tolist(), (~tested_on).nonzero().flatten().tolist()
         if not chosen:
             raise UserError(f"{self.name} has no test split, and with one image of every class none can be lent to it")
-        assert train.labels is not None
-        classes, tested = len(train.labels.unique()), len(train.labels[sorted(chosen)].unique())
+        classes, tested = len(train.labels.unique()), len(train.labels[chosen].unique())
         if 1 == tested < classes:
             raise UserError(
                 f"{self.name} has no test split, and only one of its {classes} classes has a second image to be tested "
@@ -131,7 +130,7 @@ class Requested:
             f"no test split: {len(chosen)} of {len(train)} images, a fifth of every class, are tested on"
             + (never if tested < classes else "")
         )
-        return Subset(train, [row for row in range(len(train)) if row not in chosen]), Subset(train, sorted(chosen))
+        return Subset(train, others), Subset(train, chosen)
 
     def _labelled(self, source: Source) -> Source:
         """The images with a label, where only some have one."""
@@ -143,14 +142,3 @@ class Requested:
         without = f"{len(source) - len(known):,} of {len(source):,} images of {source.name}"
         self.screen.say_once(f"{without} have no label: left out")
         return Subset(source, known.tolist())
-
-
-def _a_fifth_of_every_class(source: Source) -> set[int]:
-    assert source.labels is not None
-    shuffled = torch.randperm(len(source), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    labels = source.labels[shuffled]
-    chosen: set[int] = set()
-    for label in labels.unique().tolist():
-        rows = shuffled[labels == label].tolist()
-        chosen.update(rows[: max(1, round(TEST_SHARE * len(rows)))] if len(rows) > 1 else [])
-    return chosen

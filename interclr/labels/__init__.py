@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from interclr.labels.base import Labels
+from interclr.labels.clustered import clustered_bank
 from interclr.labels.kmeans import Clustering, auto_clusters, kmeans, nearest_centroid
 from interclr.labels.offline import OfflineLabels, OfflineLabelsConfig
 from interclr.labels.online import OnlineLabels, OnlineLabelsConfig
@@ -21,6 +22,7 @@ __all__ = [
     "OnlineLabels",
     "OnlineLabelsConfig",
     "auto_clusters",
+    "clustered_bank",
     "kmeans",
     "minimum_size",
     "nearest_centroid",

@@ -20,6 +20,7 @@ from interclr.data.hold_out import split_off
 from interclr.data.source import Source, UnreadableImage
 from interclr.data.subset import readable_part
 from interclr.engine.dataset import median_side, open_training_source
+from interclr.labels import clustered_bank
 from interclr.report import findings
 from interclr.report.embedding_map import flatten
 from interclr.report.gallery import Gallery, read_gallery
@@ -131,7 +132,7 @@ def _images(
     gallery = open_gallery(folder, source, rows, settings, device, screen)
     if gallery.unreadable:
         notes.append(f"{gallery.unreadable} images could not be read and are left out.")
-    clustered = Clustered(findings.cluster_bank(gallery.features), gallery.rows)
+    clustered = Clustered(clustered_bank(gallery.features), gallery.rows)
     if own is None:
         negatives = _negatives(clustered, labels, gallery.rows, fraction)
     content = _content(gallery, clustered, negatives, set(chosen), total, screen)
@@ -162,10 +163,7 @@ def _own_bank(settings: Settings, state: checkpoint.State | None, source: Source
     features, labels = (state["learner"].get(f"bank.{name}") for name in ("features", "labels"))
     if features is None or labels is None or len(labels) != len(source) or bool((labels < 0).any()):
         return None
-    bank = MemoryBank(len(labels), features.shape[1], len(state["learner"]["bank.counts"]), dtype=features.dtype)
-    bank.fill(features.cpu())
-    bank.assign(labels.cpu())
-    return Clustered(bank, list(range(len(source))))
+    return Clustered(MemoryBank.of_state(state["learner"]), list(range(len(source))))
 
 
 def _negatives(clustered: Clustered, labels: Tensor | None, chosen: list[int], fraction: float) -> Content | None:
@@ -201,8 +199,9 @@ def _content(
     with screen.working("comparing images"):
         cosine, nearest = findings.neighbours(gallery.features)
         tiny = torch.stack(gallery.tiny)
-        near = near_copies(tiny, gallery.digests)
         alike = findings.alike_pairs(cosine, nearest, tiny)
+    with screen.working("comparing pictures") as progress:
+        near = near_copies(tiny, gallery.digests, progress)
     content: Content = {
         "total": total,
         "count": len(gallery),

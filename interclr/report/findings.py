@@ -17,8 +17,7 @@ from interclr.bank import MemoryBank
 from interclr.data.copies import SAME_PICTURE, Pairs, closest_first, likeness
 from interclr.health import false_negatives
 from interclr.knn import nearest_rows
-from interclr.labels import auto_clusters, kmeans
-from interclr.samplers import Hard, Random, Sampler, SemiEasy, SemiHard
+from interclr.samplers import every_strategy
 
 CLUSTERS, MEMBERS = 8, 12  # shown of each order, and images of each
 NEIGHBOURS = 10
@@ -28,15 +27,6 @@ COUNTED_ANCHORS, COUNTED_NEGATIVES = 256, 32  # at most, for the share of false 
 LARGE_BANK = 100_000
 PAIRS, COPIES, OUTLIERS = 12, 4, 18
 Found = dict[str, Any]
-
-
-def cluster_bank(features: Tensor, seed: int = 0) -> MemoryBank:
-    """A bank over these features (M, F), M ≥ 2, with k-means clusters."""
-    count = min(len(features), auto_clusters(len(features)))
-    bank = MemoryBank(len(features), features.shape[1], count)
-    bank.fill(features)
-    bank.assign(kmeans(bank.features, count, 20, torch.Generator().manual_seed(seed)).labels)
-    return bank
 
 
 # Clusters.
@@ -123,15 +113,6 @@ def spread_over_classes(count: int, labels: Tensor | None, total: int, seed: int
 # Negatives.
 
 
-def strategies(pool_fraction: float, count: int) -> dict[str, Sampler]:
-    return {
-        "Hard": Hard(count),
-        "Semi-hard": SemiHard(count, pool_fraction),
-        "Random": Random(count),
-        "Semi-easy": SemiEasy(count, pool_fraction),
-    }
-
-
 def negatives(bank: MemoryBank, labels: Tensor | None, anchors: Sequence[int], pool_fraction: float) -> Found | None:
     """What each strategy would draw for a few anchors; None where all images are in one cluster.
 
@@ -142,14 +123,14 @@ def negatives(bank: MemoryBank, labels: Tensor | None, anchors: Sequence[int], p
     generator = torch.Generator().manual_seed(0)
     index = torch.tensor(list(anchors))
     shown: list[Found] = [{"image": anchor, "draws": {}} for anchor in anchors]
-    for name, sampler in strategies(pool_fraction, NEGATIVES).items():
+    for name, sampler in every_strategy(NEGATIVES, pool_fraction).items():
         query = bank.features[index].float()
         pairs = sampler.draw(query, index, bank, generator)
         for row, entry in enumerate(shown):
             drawn = [i for i in pairs.negative[row].tolist() if i >= 0]
             cosine = bank.features[drawn].float() @ query[row]
             order = torch.argsort(cosine, descending=True, stable=True).tolist()
-            entry["draws"][name] = [[drawn[i], round(float(cosine[i]), 3)] for i in order]
+            entry["draws"][name.capitalize()] = [[drawn[i], round(float(cosine[i]), 3)] for i in order]
             entry["positive"] = int(pairs.positive[row])
     found: Found = {"anchors": shown, "poolFraction": pool_fraction}
     if labels is not None and bool((labels >= 0).any()):
@@ -165,14 +146,14 @@ def _false_shares(
     As many for all as the smallest pool holds: the nearest 13 are false more often than the nearest 32.
     """
     others = bank.size - int(bank.counts.max())  # of an anchor in the largest cluster
-    pools = [sampler.pool_size(others) for sampler in strategies(pool_fraction, 1).values()]
+    pools = [sampler.pool_size(others) for sampler in every_strategy(1, pool_fraction).values()]
     count = min(COUNTED_NEGATIVES, *pools)
     known = (labels >= 0).nonzero().flatten()
     wanted = COUNTED_ANCHORS if bank.size <= LARGE_BANK else COUNTED_ANCHORS // 8
     index = known[torch.randperm(len(known), generator=generator)[:wanted]]
     shares = {
-        name: round(false_negatives(bank, sampler, labels, index, generator) or 0.0, 4)
-        for name, sampler in strategies(pool_fraction, count).items()
+        name.capitalize(): round(false_negatives(bank, sampler, labels, index, generator) or 0.0, 4)
+        for name, sampler in every_strategy(count, pool_fraction).items()
     }
     return count, shares
 

@@ -11,6 +11,7 @@ from matplotlib.colors import hsv_to_rgb
 
 from interclr.data.copies import near_copies
 from interclr.evaluate.plots import draw_tile, figure
+from interclr.labels import clustered_bank
 from interclr.report import findings
 from interclr.report.collect import open_gallery, sampled, training_source
 from interclr.report.embedding_map import flatten
@@ -61,7 +62,7 @@ def plot_found(
 
 
 def clusters(gallery: Gallery) -> list[Line]:
-    found = findings.clusters(findings.cluster_bank(gallery.features), gallery.labels())
+    found = findings.clusters(clustered_bank(gallery.features), gallery.labels())
     names, lines = gallery.source.classes or (), []
     for order, picked in found["orders"].items():
         for number, cluster in enumerate(picked[:CLUSTERS]):
@@ -115,7 +116,7 @@ def _draw_lines(gallery: Gallery, lines: list[Line], out: Path) -> None:
 def _draw_map(gallery: Gallery, out: Path, screen: Screen) -> None:
     places, method = flatten(gallery.features.numpy(), screen)
     labels, names = gallery.labels(), gallery.source.classes
-    groups = findings.cluster_bank(gallery.features).labels if labels is None else labels
+    groups = clustered_bank(gallery.features).labels if labels is None else labels
     with figure(out, width=6.4, height=6.4) as (axes,):
         shown = sorted(set(groups.tolist()))
         for number, group in enumerate(shown):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import Field
 
@@ -13,6 +13,16 @@ from interclr.samplers.semi_easy import SemiEasy, SemiEasyConfig
 from interclr.samplers.semi_hard import SemiHard, SemiHardConfig
 
 SamplerConfig = Annotated[HardConfig | SemiHardConfig | RandomConfig | SemiEasyConfig, Field(discriminator="name")]
+
+
+def every_strategy(negatives: int, pool_fraction: float) -> dict[str, Sampler]:
+    """Each by its name, exact, for pages that show them side by side; a new one's as well."""
+    found = {}
+    for config in get_args(get_args(SamplerConfig)[0]):
+        pool = {"pool_fraction": pool_fraction} if "pool_fraction" in config.model_fields else {}
+        found[config.model_fields["name"].default.replace("_", "-")] = config.strategy(negatives, **pool)
+    return found
+
 
 __all__ = [
     "Bank",
@@ -28,5 +38,6 @@ __all__ = [
     "SemiEasyConfig",
     "SemiHard",
     "SemiHardConfig",
+    "every_strategy",
     "select_positive",
 ]

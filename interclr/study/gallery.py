@@ -19,8 +19,8 @@ from interclr.engine.dataset import TrainingData
 from interclr.evaluate.plots import draw_tile, figure
 from interclr.health import false_negatives
 from interclr.knn import nearest_rows
-from interclr.labels import auto_clusters, kmeans
-from interclr.samplers import Hard, Random, Sampler, SemiEasy, SemiHard
+from interclr.labels import clustered_bank
+from interclr.samplers import Sampler, every_strategy
 from interclr.study.subjects import (
     CPU,
     Subject,
@@ -133,13 +133,13 @@ def plot_negatives(
     held = training_data(subject.settings)
     bank, whose = _bank_of(subject, held)
     labels = held.labels
-    strategies = _strategies(pool_fraction, negatives)
+    strategies = every_strategy(negatives, pool_fraction)
     groups = choose(held.source, anchors, anchors if labels is None else 1, seed)
     chosen = torch.tensor([row for group in groups for row in group][:anchors])
     drawn = {name: _draw(sampler, bank, chosen, seed) for name, sampler in strategies.items()}
     false, counted = {}, min(negatives, *(s.pool_size(bank.size - int(bank.counts.max())) for s in strategies.values()))
     if labels is not None and bool((labels >= 0).any()):
-        counting = _strategies(pool_fraction, counted)
+        counting = every_strategy(counted, pool_fraction)
         false = {name: _false_share(sampler, bank, labels, seed) for name, sampler in counting.items()}
     gap, lines = 0.3, len(chosen) * len(strategies)
     with figure(Path(out), width=0.86 * (negatives + 3), height=0.86 * (1 + gap) * lines + 0.6) as (axes,):
@@ -164,33 +164,16 @@ def plot_negatives(
         axes.set_title(title, loc="left", fontsize=10)
 
 
-def _strategies(pool_fraction: float, count: int) -> dict[str, Sampler]:
-    return {
-        "hard": Hard(count),
-        "semi-hard": SemiHard(count, pool_fraction),
-        "random": Random(count),
-        "semi-easy": SemiEasy(count, pool_fraction),
-    }
-
-
 def _bank_of(subject: Subject, held: TrainingData) -> tuple[MemoryBank, str]:
     whole = state_of_run(subject.folder)
-    state, size = whole["learner"], len(held.source)
-    features = state.get("bank.features")
-    if features is not None and whole["clusters_started"]:
+    if "bank.features" in whole["learner"] and whole["clusters_started"]:
         if whole["data"] != held.source.fingerprint():
             raise UserError(
                 f"the data of {subject.folder} have changed since it was trained: its bank belongs to other images. "
                 "Restore them"
             )
-        bank = MemoryBank(size, features.shape[1], len(state["bank.counts"]), dtype=features.dtype)
-        bank.load_state_dict({key.removeprefix("bank."): v for key, v in state.items() if key.startswith("bank.")})
-        return bank, f"the memory bank of {subject.folder.name}"
-    embedded = subject.embed(held.images).cpu()
-    clusters = max(2, auto_clusters(size))
-    bank = MemoryBank(size, embedded.shape[1], clusters)
-    bank.fill(embedded)
-    bank.assign(kmeans(embedded, clusters, generator=torch.Generator().manual_seed(0)).labels)
+        return MemoryBank.of_state(whole["learner"]), f"the memory bank of {subject.folder.name}"
+    bank = clustered_bank(subject.embed(held.images).cpu())
     return bank, f"the features of {subject.folder.name}, clustered here"
 
 

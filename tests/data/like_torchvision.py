@@ -13,7 +13,7 @@ from interclr.data.view_parameters import View, ViewParameters, draw_uniforms, p
 
 TOLERANCE = 1e-5
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-RECIPES = ("npidv2", "mocov2", "byol", "simclr", "cifar", "plain")
+RECIPES = ("npidv2", "mocov2", "byol", "simclr", "npidv2-cifar")
 FULL = View(
     jitter=0.8,
     brightness=0.4,

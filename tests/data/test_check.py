@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from PIL import Image
 from interclr.data import listing
 from interclr.data.check import CheckReport, check
 from interclr.data.decode import ORIENTATION_TAG
+from interclr.data.parallel import Progress
 from interclr.data.source import ArraySource
 
 
@@ -54,14 +58,31 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
+class Bars:
+    """What each bar was told, under its name; there is one at a time."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, list[tuple[int, int]]] = {}
+        self.shown = 0
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[Progress]:
+        assert not self.shown
+        assert what not in self.told
+        calls = self.told[what] = []
+        self.shown += 1
+        yield lambda done, total: calls.append((done, total))
+        self.shown -= 1
+
+
 def names(report: CheckReport, kind: str) -> list[str]:
     return [name for name, _ in report.findings[kind]]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_kind_is_found(folder: Path, workers: int) -> None:
-    calls: list[tuple[int, int]] = []
-    report = check(folder, workers=workers, progress=lambda done, total: calls.append((done, total)))
+    bars = Bars()
+    report = check(folder, workers=workers, working=bars.working)
     assert names(report, "zero size") == ["empty too.jpg", "empty.jpg"]
     assert names(report, "unreadable") == ["dangling.jpg", "text.jpg"]
     assert names(report, "truncated") == ["half.jpg", "half.png"]
@@ -75,8 +96,9 @@ def test_every_kind_is_found(folder: Path, workers: int) -> None:
     assert report.duplicate_pixels == [["also good.bmp", "also good.png"]]
     assert report.unreadable == 6
     assert report.count == 17
-    assert calls == [*((done, 17) for done in range(1, 18)), (17, 17)]  # read one by one, then compared at once
-    assert calls[-1] == (17, 17)
+    assert list(bars.told) == ["checking", "comparing pictures"]
+    assert bars.told["checking"] == [(done, 17) for done in range(1, 18)]
+    assert bars.told["comparing pictures"] == [(17, 17)]  # so few are compared at once
 
 
 def test_summary_and_json(folder: Path) -> None:
@@ -179,6 +201,55 @@ def test_that_too_many_images_are_not_compared_is_told(tmp_path: Path, monkeypat
     assert report.near_duplicates is None
     assert json.loads(report.to_json())["near_duplicates"] is None
     assert ("near duplicates", 0, "not looked for among more than 2 images") in report.summary()
+
+
+def test_near_duplicates_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 200, (6, 6, 3), dtype=np.uint8)).resize((60, 60))
+    for number in range(2):
+        picture.resize((60 + number, 60)).save(tmp_path / f"{number}.png")
+    assert check(tmp_path).near_duplicates
+    monkeypatch.setattr("interclr.data.check.near_copies", lambda *_: pytest.fail("compared"))
+    monkeypatch.setattr("interclr.data.check.tiny", lambda *_: pytest.fail("made to be compared"))
+    bars = Bars()
+    report = check(tmp_path, working=bars.working, copies=False)
+    assert list(bars.told) == ["checking"]
+    assert report.near_duplicates is None
+    assert report.summary() == [("near duplicates", 0, "not looked for")]
+
+
+def test_how_to_leave_a_long_comparison_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interclr.data.check.LONG", 2)
+    for number in range(2):
+        noise(number).save(tmp_path / f"{number}.png")
+    bars = Bars()
+    check(tmp_path, working=bars.working)
+    assert list(bars.told) == ["checking", "comparing pictures (skip: --no-copies)"]
+
+
+def test_floats_are_named_as_such(tmp_path: Path) -> None:
+    values = np.linspace(0, 1, 40 * 40, dtype=np.float32).reshape(40, 40)
+    Image.fromarray(values).save(tmp_path / "float.tif")
+    Image.fromarray(values / 20).save(tmp_path / "dark.tif")
+    Image.fromarray((values * 65535).astype(np.uint16)).save(tmp_path / "integers.tif")
+    report = check(tmp_path)
+    assert names(report, "float") == ["dark.tif", "float.tif"]
+    assert names(report, "float, nearly black") == ["dark.tif"]
+    assert names(report, "16-bit") == ["integers.tif"]
+
+
+def test_what_is_no_file_is_told_from_files_that_are_not_read(tmp_path: Path) -> None:
+    noise(0).save(tmp_path / "photo.jpg")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "notes.txt").touch()
+    assert check(tmp_path).summary() == [("not read", 2, "1 .txt, 1 not a regular file")]
+
+
+def test_a_pipe_in_a_list_is_not_waited_for(tmp_path: Path) -> None:
+    noise(0).save(tmp_path / "photo.jfif", "JPEG")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "list.txt").write_text("photo.jfif\npipe.jpg\n")
+    report = check(tmp_path / "list.txt")
+    assert report.findings == {"unreadable": [("pipe.jpg", "not a regular file")]}
 
 
 def test_all_splits_are_checked(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from interclr.data.listing import cache_folder, list_images
 from interclr.data.names import Names
 from interclr.types import UserError
 
-ODD_NAMES = ["a b.jpg", "ünïcode.png", "line\nbreak.gif", "<script>alert(1)<.jpg", "UPPER.JPG", "no.dots.in.jpg.webp"]
+ODD_NAMES = ["a b.jpg", "ünïcode.png", "line\nbreak.gif", "<script>alert(1)<.jpg", "UPPER.JPG", "no.dots.in.jpg.jfif"]
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def test_pipes_are_no_images_not_even_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
     found = list_images(tmp_path)
     assert list(found.images) == ["photo.jpg"]
-    assert found.other == 2
+    assert found.kinds == {listing.NOT_REGULAR: 2}
 
 
 def test_cache_is_used_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from tiny_runs import Heard, write_images
 
 from interclr.config import DataConfig
 from interclr.data.builtin import open_source
 from interclr.data.canvas import Canvas
 from interclr.data.loader import ResidentLoader
-from interclr.data.source import ArraySource
+from interclr.data.source import ArraySource, Source
 from interclr.data.stream import StreamLoader
 from interclr.data.subset import Subset
 from interclr.engine import dataset
 from interclr.engine.dataset import TrainingData, median_side, open_training_source, prepare
+from interclr.evaluate.base import check_labels
+from interclr.evaluate.requested import Request, Requested
 from interclr.types import UserError
 
 CPU = torch.device("cpu")
@@ -82,6 +85,103 @@ def test_without_a_test_split_some_training_images_are_queries_and_not_in_the_ba
     queries = [key[row.numpy().tobytes()] for row in rows_of(data.queries)]
     assert sorted(queries + data.bank_rows.tolist()) == list(range(30))
     assert data.queries.labels.tolist() == source.labels[queries].tolist()
+
+
+def names_of(images: object, source: Source) -> list[str]:
+    key = {source.read(i).numpy().tobytes(): source.name_of(i) for i in range(len(source))}
+    return [key[row.numpy().tobytes()] for row in rows_of(images)]
+
+
+def uneven_classes(folder: Path) -> Path:
+    """Of 1, 2, 3, 8 and 13 images."""
+    for number, count in enumerate((1, 2, 3, 8, 13)):
+        write_images(folder / str(number), count, seed=number)
+    return folder
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("limit", [2_000, 3])
+def test_k_nn_is_measured_on_the_images_that_evaluate_tests_on(
+    resident: bool, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "MONITOR_QUERIES", limit)
+    folder = uneven_classes(tmp_path / "images")
+    heard = Heard()
+    data = opened(DataConfig(source=str(folder), resident=resident), heard)
+    request = Request("torchvision/resnet18", str(folder))
+    evaluated = Requested(request, 512, tmp_path, heard.screen).labelled()
+    tested = [evaluated.test.name_of(row) for row in range(len(evaluated.test))]
+    asked = names_of(data.queries, open_source(str(folder)))
+    assert len(tested) == 7
+    assert data.queries.labels.tolist() == [int(name[0]) for name in asked]
+    if limit == 3:
+        assert len(asked) == 3
+        assert set(asked) < set(tested)
+        assert "on 3 of the 27 labelled images, some of the 7 that interclr evaluate tests on" in heard.text
+    else:
+        assert asked == tested
+        assert "on 7 of the 27 labelled images, those that interclr evaluate tests on" in heard.text
+    assert "against the other 20" in heard.text
+    bank = [data.source.name_of(row) for row in data.bank_rows.tolist()]
+    assert bank == [evaluated.train.name_of(row) for row in range(len(evaluated.train))]
+
+
+def test_an_unreadable_image_does_not_change_which_others_are_asked_for(tmp_path: Path) -> None:
+    folder = uneven_classes(tmp_path / "images")
+    source = open_source(str(folder))
+    before = opened(DataConfig(source=str(folder)))
+    asked = names_of(before.queries, source)
+    pixels = {source.name_of(i): source.read(i) for i in range(len(source))}
+    for broken in (asked[-1], "4/000.png" if asked[-1] != "4/000.png" else "4/001.png"):
+        break_file(folder / broken)
+    after = opened(DataConfig(source=str(folder)))
+    expected = torch.stack([pixels[name] for name in asked[:-1]])
+    assert torch.equal(after.queries.pixels, expected)
+    assert len(after.bank_rows) + len(after.queries) == len(after.source) == 25
+
+
+def test_labels_that_are_all_unknown_are_lent_to_nobody(tmp_path: Path) -> None:
+    write_images(tmp_path, 6)
+    (tmp_path / "list.csv").write_text("".join(f"{i:03d}.png,-1\n" for i in range(6)))
+    assert opened(DataConfig(source=str(tmp_path / "list.csv"))).queries is None
+    request = Request("torchvision/resnet18", str(tmp_path / "list.csv"))
+    with pytest.raises(UserError, match=r"6 of 6 training images .* have no label"):
+        check_labels(Requested(request, 512, tmp_path, Heard().screen).labelled())
+
+
+def test_no_knn_where_one_class_alone_could_be_asked_for(tmp_path: Path) -> None:
+    for number, count in enumerate((1, 1, 5)):
+        write_images(tmp_path / str(number), count, seed=number)
+    data = opened(DataConfig(source=str(tmp_path)))
+    assert data.queries is None
+    assert data.bank_rows is None
+
+
+def test_images_that_are_all_the_same_are_said_once(tmp_path: Path) -> None:
+    for number in range(5):
+        Image.new("RGB", (20, 20)).save(tmp_path / f"{number}.png")
+    heard = Heard()
+    opened(DataConfig(source=str(tmp_path)), heard)
+    assert heard.text.count("all 5 images looked at are the same: interclr data check") == 1
+    Image.new("RGB", (20, 20), (0, 0, 1)).save(tmp_path / "4.png")
+    heard = Heard()
+    opened(DataConfig(source=str(tmp_path)), heard)
+    assert "the same" not in heard.text
+
+
+def test_a_look_at_a_large_set_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = torch.zeros(3_000, 3, 4, 4, dtype=torch.uint8)
+    monkeypatch.setattr(dataset, "open_source", lambda spec, split, *rest: ArraySource(pixels, name=split))
+    compared = []
+    monkeypatch.setattr(torch, "equal", lambda one, other, real=torch.equal: compared.append(1) or real(one, other))
+    heard = Heard()
+    opened(DataConfig(source="many"), heard)
+    assert "all 2,048 images looked at are the same" in heard.text
+    assert len(compared) == 2_048
+    compared.clear()
+    pixels[1:] = torch.arange(1, 3_000).view(-1, 1, 1, 1)
+    opened(DataConfig(source="many"))
+    assert len(compared) == 2
 
 
 def test_no_labels_no_knn(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import os
 import shutil
 import sys
 import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,18 @@ def test_the_clusters_shown_are_those_of_the_map_and_negatives_those_of_the_bank
         label = int(state["bank.labels"][anchor["image"]])
         for drawn in anchor["draws"].values():
             assert all(int(state["bank.labels"][image]) != label for image, _ in drawn)
+
+
+def test_comparing_pictures_has_a_bar(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: dict[str, list[tuple[int, int]]] = {}
+
+    @contextmanager
+    def working(self: Screen, what: str) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: bars.setdefault(what, []).append((done, total))
+
+    monkeypatch.setattr(Screen, "working", working)
+    made(finished, out=tmp_path / "page.html")
+    assert bars["comparing pictures"] == [(64, 64)]
 
 
 def test_the_same_run_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from scipy.stats import chisquare
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from interclr.samplers import Random, SamplerConfig, SemiHard
+from interclr import samplers
+from interclr.samplers import Hard, Random, SamplerConfig, SemiEasy, SemiHard
 
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -212,3 +213,11 @@ def test_selection_on_a_cpu_is_the_plain_one(columns, clusters, negatives, fract
     assert torch.equal(index, plain[0])
     assert torch.equal(cosine.nan_to_num(7), plain[1].nan_to_num(7))
     assert torch.equal(score.nan_to_num(7), kept.nan_to_num(7))
+
+
+def test_every_strategy_that_can_be_configured_is_shown() -> None:
+    found = samplers.every_strategy(3, 0.25)
+    assert list(found) == ["hard", "semi-hard", "random", "semi-easy"]
+    assert [type(sampler) for sampler in found.values()] == [Hard, SemiHard, Random, SemiEasy]
+    assert {sampler.negatives for sampler in found.values()} == {3}
+    assert found["semi-hard"].pool_size(100) == found["semi-easy"].pool_size(100) == 25
