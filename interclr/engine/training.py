@@ -328,8 +328,9 @@ class Training:
         return self.monitor.embed(self.learner.intra.bank_encoder(), self.data.images, what, heed=self._heed)
 
     def _heed(self) -> None:
-        """Several ranks go on until they can compare: one that left would keep the others waiting."""
-        if self.interruption.asked and dist.world() == 1:
+        """Several ranks go on until they can compare, as one that left would keep the others waiting; and half-summed
+        gradients until they are whole."""
+        if self.interruption.asked and dist.world() == 1 and self.step % self.plan.accumulate == 0:
             raise Stopped
 
     @contextmanager
