@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cifar10_scripts import plan_of, runner
+from cifar10_scripts import ROOT, plan_of, runner
 
 TINY = [
     *("data.source=synthetic:64", "data.batch=16", "model.backbone=resnet10", "model.width=8", "schedule.epochs=2"),
@@ -364,3 +367,15 @@ def test_what_is_trained_is_recorded_though_it_could_not_be_measured(
     assert record_at(tmp_path, "a-s0")["epochs"] == record["epochs"]
     assert "a-s0: finished before" in again(tmp_path, plan)
     assert "to be measured: knn k=5" in said
+
+
+def test_the_gpu_script_hands_everything_on(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"tiny": {"common": TINY, "runs": {"a": {"recipe": "synthetic-npidv2"}}}})
+    words = ["tiny", "b", "--plan", str(plan), "--out", str(tmp_path / "records")]
+    environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path / "work"), "JOBS": "2"}
+    script = [str(ROOT / "benchmarks" / "cifar10_gpu.sh"), "60"]
+    wrong = subprocess.run([*script, *words], capture_output=True, text=True, env=environment)
+    assert (wrong.returncode, "no run 'b' in tiny" in wrong.stderr) == (2, True), wrong.stderr
+    over = subprocess.run([script[0], "1", "tiny", *words[2:]], capture_output=True, text=True, env=environment)
+    assert over.returncode == 124  # long before the run could end
+    assert not (tmp_path / "records" / "tiny").exists()
