@@ -20,8 +20,10 @@ from cifar10_record import Record, failures_of, line_of
 from cifar10_results import (
     INTER,
     KNN,
+    LEFT_OUT,
     LINEAR,
     LOW_SHOT,
+    Measure,
     Results,
     arranged,
     beyond,
@@ -252,14 +254,15 @@ def _curves(results: Results) -> list[str]:
 def group_section(results: Results, group: Group | None) -> list[str]:
     """Every run of a group beside its first."""
     baseline = results.baseline
-    low_shot = any(results.values(run, LOW_SHOT) for run in results.runs)
+    low_shot, left_out = (any(results.values(run, measure) for run in results.runs) for measure in (LOW_SHOT, LEFT_OUT))
     table = [
         (
             run,
             str(len(by_seed)),
             results.cell(run, KNN),
-            "baseline" if run == baseline else change(results.differences(run, baseline, KNN)),
+            _minus(results, run, KNN),
             "" if (twin := results.twin(run)) is None else f"{change(results.differences(run, twin, KNN))} ({twin})",
+            *(results.cell(run, LEFT_OUT), _minus(results, run, LEFT_OUT)) * left_out,
             *_low_shot(results, run) * low_shot,
             *(results.cell(run, figure(name), ".3f") for name in ("purity", "positives_right", "negatives_wrong")),
             results.cell(run, field("seconds"), ".0f"),
@@ -269,6 +272,7 @@ def group_section(results: Results, group: Group | None) -> list[str]:
     ]
     header = (
         *("run", "seeds", "k-NN", f"minus {baseline} ± s.e.", "by the inter branch (minus which)"),
+        *("k-NN of training images", f"minus {baseline} ± s.e.") * left_out,
         *("low-shot mAP", f"minus {baseline} ± s.e.", "± s.e. over the draws") * low_shot,
         *("purity", "positives right", "negatives wrong", "seconds", "note"),
     )
@@ -278,6 +282,8 @@ def group_section(results: Results, group: Group | None) -> list[str]:
             "Positives right, negatives wrong: the share of an anchor's positives and negatives that are of its class.",
             "",
         ]
+    if left_out:
+        lines += ["k-NN of training images: of each among the others, which has less noise.", ""]
     if compared(results):
         lines += [f"![k-NN minus that of {baseline}](images/{picture_of(results)})", ""]
     if results.group == OBSERVED:
@@ -285,13 +291,16 @@ def group_section(results: Results, group: Group | None) -> list[str]:
     return lines + curve_section(results, curves_of(results))
 
 
+def _minus(results: Results, run: str, measure: Measure) -> str:
+    """What a run gained over its group's first."""
+    return "baseline" if run == results.baseline else change(results.differences(run, results.baseline, measure))
+
+
 def _low_shot(results: Results, run: str) -> tuple[str, str, str]:
     """mAP, what it gained with its error over the seeds, and the latter over the draws of images."""
-    if run == results.baseline:
-        return results.cell(run, LOW_SHOT), "baseline", ""
     error = standard_error(results.by_draw(run, results.baseline))
-    gained = change(results.differences(run, results.baseline, LOW_SHOT))
-    return results.cell(run, LOW_SHOT), gained, "–" if error is None else f"{error:.2f}"
+    told = "" if run == results.baseline else "–" if error is None else f"{error:.2f}"
+    return results.cell(run, LOW_SHOT), _minus(results, run, LOW_SHOT), told
 
 
 def note_of(record: Record) -> str:

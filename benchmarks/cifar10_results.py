@@ -132,6 +132,7 @@ def draws_of(record: Record) -> list[float]:
 
 
 KNN, LINEAR, LOW_SHOT = figure("knn"), protocol("linear", "top1"), protocol("low-shot", "mAP")
+LEFT_OUT = protocol("knn", "leave_one_out")  # k-NN of every training image among the others
 
 
 # Numbers as text.

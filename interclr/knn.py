@@ -18,12 +18,21 @@ def auto_k(images: int) -> int:
 def nearest_rows(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Cosines and bank rows of the ``k`` nearest to each query, nearest first: (Q, k) each.
 
-    In float32, also where the features are not; a process that allows TF32 products gets their rounding.
+    In float32, also where the features are not; a process that allows TF32 products gets their rounding. Where the
+    queries are ``bank`` itself, no row is among its own neighbours.
     """
-    bank, queries = F.normalize(bank.float(), dim=1), F.normalize(queries.float(), dim=1)
-    k = min(k, len(bank))
-    parts = [(part @ bank.T).topk(k) for part in queries.split(max(1, CHUNK_ELEMENTS // len(bank)))]
-    return torch.cat([similarity for similarity, _ in parts]), torch.cat([nearest for _, nearest in parts])
+    own = queries is bank
+    bank = F.normalize(bank.float(), dim=1)
+    queries = bank if own else F.normalize(queries.float(), dim=1)
+    k, begin = min(k, len(bank) - own), 0
+    found: list[tuple[Tensor, Tensor]] = []
+    for part in queries.split(max(1, CHUNK_ELEMENTS // len(bank))):
+        similarity = part @ bank.T  # (q, N)
+        if own:
+            similarity.diagonal(begin).fill_(-torch.inf)
+        found.append(similarity.topk(k))
+        begin += len(part)
+    return torch.cat([similarity for similarity, _ in found]), torch.cat([nearest for _, nearest in found])
 
 
 def votes_of(similarity: Tensor, labels: Tensor, classes: int, temperature: float) -> Tensor:

@@ -176,6 +176,18 @@ def test_a_group_measured_by_low_shot_shows_it_beside_k_nn(tmp_path: Path) -> No
     assert row[at : at + 3] == ["62.50 ± 0.71", "+2.00 ± 1.00", "–"]  # records of before do not tell of the draws
 
 
+def test_a_group_measured_on_its_training_images_shows_it_beside_k_nn(tmp_path: Path) -> None:
+    records = [record(name, seed, 80.0, "choices") for name in ("mocov2", "mocov2-interclr") for seed in (0, 1)]
+    for made, value in zip(records, (80.0, 81.0, 81.5, 82.0), strict=True):
+        made["figures"]["evaluate"] = {"knn": {"top1": 80.0, "leave_one_out": value}}
+    section = page_of(tmp_path, records).partition("## choices")[2]
+    (head,), (plain,), (row,) = (cells(section, name)[:1] for name in ("run", "mocov2", "mocov2-interclr"))
+    at = head.index("k-NN of training images")
+    assert plain[at : at + 2] == ["80.50 ± 0.71", "baseline"]
+    assert row[at : at + 2] == ["81.75 ± 0.35", "+1.25 ± 0.25"]
+    assert "less noise" in section
+
+
 def test_what_low_shot_gains_is_told_with_its_error_over_the_draws(tmp_path: Path) -> None:
     for group in ("main", "choices"):
         records = [record(name, seed, 80.0, group) for name in ("mocov2", "mocov2-interclr") for seed in (0, 1)]

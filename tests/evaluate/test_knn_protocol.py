@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
+from interclr import knn
 from interclr.data.source import ArraySource
 from interclr.evaluate.base import Context, LabelledData, Subject, features_of
 from interclr.evaluate.knn import KNN
@@ -60,6 +62,29 @@ def test_against_scikit_learn(k: int, temperature: float, tmp_path: Path) -> Non
     one = KNeighborsClassifier(1, metric="cosine", algorithm="brute").fit(bank, data.train.labels)
     assert result["accuracy_by_k"]["1"]["top1"] == pytest.approx(100 * one.score(queries, truth))
     assert (where.out / "knn.png").stat().st_size > 1000
+
+
+def test_leave_one_out_against_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = source(299, 0)
+    data, where = LabelledData(train, source(50, 1), "patterns"), context(tmp_path / "knn")
+    monkeypatch.setattr(knn, "CHUNK_ELEMENTS", 40 * len(train))  # 299 rows in parts of 40
+    figures = KNN(k=9, leave_one_out=True).run(SUBJECT, data, where)
+    features, labels = features_of(SUBJECT, train, where).double().numpy(), np.asarray(train.labels)
+    oracle = KNeighborsClassifier(
+        9, metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / 0.1)
+    )
+    right = cross_val_predict(oracle, features, labels, cv=LeaveOneOut()) == labels
+    assert figures["leave_one_out"] == pytest.approx(100 * right.mean())
+    assert 30 < figures["leave_one_out"] < 100
+    plain = KNN(k=9).run(SUBJECT, data, where)
+    assert plain == {name: value for name, value in figures.items() if name != "leave_one_out"}
+
+
+def test_left_out_of_its_own_neighbours_is_the_row_not_its_copies() -> None:
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    similarity, nearest = knn.nearest_rows(rows, rows, 5)
+    assert nearest.tolist() == [[1, 2], [0, 2], [0, 1]]
+    assert similarity[:2].tolist() == [[1, 0], [1, 0]]
 
 
 def test_a_class_without_a_vote_is_not_among_the_five(tmp_path: Path) -> None:
