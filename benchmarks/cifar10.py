@@ -1,7 +1,7 @@
 """Trains and measures the runs of a plan (benchmarks/cifar10.yaml), several at a time; one JSON record for each.
 
     python benchmarks/cifar10.py main --jobs 2 --set "data.root=/data"
-    python benchmarks/cifar10.py choices-mocov2 plain paper + choices-byol plain --seeds 0,1 --until 1500
+    python benchmarks/cifar10.py choices-mocov2 plain paper + choices-byol plain@0 plain@1 --until 1500
     benchmarks/cifar10_gpu.sh 1500 choices-byol          (several on one GPU under MPS, as most records were made)
 
 Finished runs are skipped, failed ones are recorded and tried again by the next call, interrupted ones continue. A run
@@ -378,6 +378,18 @@ def split_at_plus(words: list[str]) -> list[list[str]]:
     return parts
 
 
+def by_seed(names: list[str]) -> list[tuple[list[str], list[int]]]:
+    """Runs and their seeds: NAME@1 is one run with one seed, in its place; others are taken together, with all."""
+    parts: list[tuple[list[str], list[int]]] = []
+    for name, _, seed in (name.partition("@") for name in names):
+        if seed and not seed.isdecimal():
+            raise UserError(f"{name}@{seed}: a number stands behind the @, the seed of this run")
+        if seed or not parts or parts[-1][1]:
+            parts.append(([], [int(seed)] if seed else []))
+        parts[-1][0].append(name)
+    return parts or [([], [])]
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -385,7 +397,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train and measure the runs of a group of the plan, or of several.")
     parser.add_argument("group")
-    parser.add_argument("runs", nargs="*", help="by default all of the group; after a + another group and its runs")
+    parser.add_argument(
+        "runs", nargs="*", help="by default all of the group, NAME@1 with seed 1 only; after a + another group"
+    )
     parser.add_argument("--seeds", default="", help="such as 0,1; by default the group's")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "cifar10", help="where the run folders lie")
@@ -403,7 +417,8 @@ def main(words: Sequence[str] | None = None) -> int:
         plan, extra = read_plan(given.plan), shlex.split(given.set)
         jobs: list[Job] = []
         for group, *names in split_at_plus([given.group, *given.runs]):
-            jobs += [job for job in jobs_of(plan, group, names, seeds, extra) if job not in jobs]
+            for runs, own in by_seed(names):
+                jobs += [job for job in jobs_of(plan, group, runs, own or seeds, extra) if job not in jobs]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -75,6 +75,16 @@ def test_the_plan_in_the_repository_is_sound() -> None:
         assert len(jobs) == len(group.runs) * len(group.seeds)
 
 
+def test_a_run_can_be_asked_for_with_a_seed_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.by_seed([]) == [([], [])]
+    words = ["a", "b", "a@3", "b@0", "c"]
+    assert runner.by_seed(words) == [(["a", "b"], []), (["a"], [3]), (["b"], [0]), (["c"], [])]
+    plan = plan_of(tmp_path, {"tiny": {"runs": {"a": {"recipe": "cifar10-byol"}}}})
+    assert runner.main(["tiny", "a@one", "--plan", str(plan), "--work", str(tmp_path / "w")]) == 2
+    assert "a@one: a number stands behind the @" in capsys.readouterr().err
+    assert not (tmp_path / "w").exists()
+
+
 CHAIN = {
     "grandchild": {"recipe": "cifar10-byol", "from": {"run": "child", "epoch": 100}},
     "other": {"recipe": "cifar10-byol"},
