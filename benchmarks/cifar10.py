@@ -13,6 +13,7 @@ the other's checkpoint is there: what is asked for first is finished first, also
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -43,6 +44,8 @@ from interclr.types import UserError
 
 RECORDS = ROOT / "results" / "cifar10"
 ERROR_LENGTH = 600
+MEASURED_AT_ONCE = 2
+TAIL = 2**16  # bytes: many lines of metrics
 LOOK_EVERY = 1.0  # seconds: whether a parent has got far enough, whether the time is over
 
 
@@ -105,7 +108,8 @@ class Runner:
         folder = self.folder(parent)
         try:
             ours = (folder / "command.txt").read_text() == self.training_command(parent)
-            return ours and self.can_start(job) and Run(folder).metrics[-1]["step"] > self.start_step(job)
+            newest = newest_metrics(folder)
+            return ours and newest is not None and self.can_start(job) and newest["step"] > self.start_step(job)
         except (OSError, Failure):
             return False
 
@@ -115,27 +119,35 @@ class Runner:
         recorded = path.exists() and "error" not in json.loads(path.read_text())
         return recorded and not Run(self.folder(job, job.parent)).finished
 
-    def run(self, job: Job) -> None:
-        """Train, measure, record."""
+    def train(self, job: Job) -> bool:
+        """Train and record; whether there is something to measure."""
         began = time.monotonic()
         self.say(job, "started")
         again, before = job.key in self.starts, Run(self.folder(job)).finished
         try:
             self._train(job)
-            if again:
-                return self.say(job, "trained again as far as needed")
-            self._record(job, None, time.monotonic() - began, before)
-            if not self._unmeasured(job):
-                return None
-            self._measure(job)
-        except Interrupted:
-            if again or not Run(self.folder(job)).finished:
-                raise
         except Failure as failure:
             if again:  # the record stays as it was
-                return self.say(job, str(failure))
-            return self._record(job, str(failure), time.monotonic() - began)
+                self.say(job, str(failure))
+            else:
+                self._record(job, str(failure), time.monotonic() - began)
+            return False
+        if again:
+            self.say(job, "trained again as far as needed")
+            return False
         self._record(job, None, time.monotonic() - began, before)
+        return bool(self._unmeasured(job))
+
+    def measure(self, job: Job) -> None:
+        """Measure what is trained, and complete its record, as far as it gets."""
+        began = time.monotonic()
+        try:
+            self._measure(job)
+        except Interrupted:
+            pass
+        except Failure as failure:
+            return self._record(job, str(failure), time.monotonic() - began)
+        self._record(job, None, time.monotonic() - began, trained_before=True)
 
     def say(self, job: Job, text: str) -> None:
         print(f"{time.monotonic() - self.began:.0f} s: {job.key}: {text}", flush=True)
@@ -194,7 +206,8 @@ class Runner:
             os.link(source, folder / "checkpoint" / source.name)
         except OSError:  # a file system without links
             shutil.copyfile(source, folder / "checkpoint" / source.name)
-        lines = [line for line in Run(source.parent.parent).metrics if line["step"] <= self.start_step(job)]
+        step = self.start_step(job)
+        lines = [line for line in Run(source.parent.parent).metrics if line["step"] <= step]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def _call(self, words: list[str], log: Path, folder: Path, enough: Callable[[], bool] = lambda: False) -> None:
@@ -292,9 +305,26 @@ class Runner:
 
 def step_of(folder: Path, epoch: int) -> int | None:
     """The step at the end of ``epoch`` of the run in ``folder``; None while it has not logged any."""
+    newest = newest_metrics(folder)
+    return epoch * round(newest["step"] / newest["epoch"]) if newest is not None else None
+
+
+def newest_metrics(folder: Path) -> Record | None:
+    """The last line that a training has logged; None before the first step's.
+
+    Only the end is read: this is asked again and again of runs with thousands of lines.
+    """
     path = folder / "metrics.jsonl"
-    lines = [line for line in (Run(folder).metrics if path.exists() else []) if line["epoch"] > 0]
-    return epoch * round(lines[-1]["step"] / lines[-1]["epoch"]) if lines else None
+    if not path.exists():
+        return None
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        ended = file.read().split(b"\n")[:-1]  # what follows the last end of a line is still being written
+    for text in reversed(ended):
+        with contextlib.suppress(ValueError):  # torn, by a crash or at the beginning of what was read
+            line: Record = json.loads(text)
+            return line if line["epoch"] > 0 else None
+    return None
 
 
 def checkpoint_at(folder: Path, step: int) -> Path:
@@ -312,12 +342,15 @@ def calls_of(protocols: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
-    """``runner.jobs`` at a time, each as soon as its parent's checkpoint is there; returns those left out."""
+    """``runner.jobs`` trainings at a time, each as soon as its parent's checkpoint is there; returns those left out.
+
+    What is trained is measured beside the trainings, a few at a time: SVMs keep a GPU idle for a minute.
+    """
     began = time.monotonic()
-    waiting, running = list(jobs), dict[Future[None], Job]()
-    with ThreadPoolExecutor(runner.jobs) as pool:
+    waiting, running, measuring = list(jobs), dict[Future[bool], Job](), set[Future[None]]()
+    with ThreadPoolExecutor(runner.jobs) as trainings, ThreadPoolExecutor(MEASURED_AT_ONCE) as protocols:
         try:
-            while waiting or running:
+            while waiting or running or measuring:
                 in_time = until is None or time.monotonic() - began < until
                 behind, ahead = {job.key for job in waiting}, {job.key: job for job in running.values()}
                 ready = (
@@ -328,12 +361,17 @@ def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
                 )
                 for job in list(islice(ready, runner.jobs - len(running) if in_time else 0)):
                     waiting.remove(job)
-                    running[pool.submit(runner.run, job)] = job
-                if not running:
+                    running[trainings.submit(runner.train, job)] = job
+                if not running and not measuring:
                     break
-                for future in wait(running, LOOK_EVERY, FIRST_COMPLETED).done:
-                    del running[future]
-                    future.result()
+                done = wait([*running, *measuring], LOOK_EVERY, FIRST_COMPLETED).done
+                for trained in [future for future in running if future in done]:
+                    job = running.pop(trained)
+                    if trained.result():
+                        measuring.add(protocols.submit(runner.measure, job))
+                for measured in [future for future in measuring if future in done]:
+                    measuring.discard(measured)
+                    measured.result()
         except BaseException:
             runner.stop()
             raise

@@ -113,7 +113,7 @@ def test_children_wait_for_their_parents_and_no_more_run_than_asked_for(tmp_path
             self.jobs, self.ended = jobs, list[str]()
             self.most, self.running, self.lock = 0, 0, threading.Lock()
 
-        def run(self, job: Any) -> None:
+        def train(self, job: Any) -> bool:
             with self.lock:
                 assert job.parent is None or job.parent in self.ended
                 self.running += 1
@@ -122,6 +122,7 @@ def test_children_wait_for_their_parents_and_no_more_run_than_asked_for(tmp_path
             with self.lock:
                 self.running -= 1
                 self.ended.append(job.title)
+            return False
 
         def can_start_now(self, job: Any, parent: Any) -> bool:
             return False
@@ -136,7 +137,7 @@ def test_a_child_starts_when_its_running_parent_has_got_there(tmp_path: Path, mo
     class Fake:
         jobs, started, there = 2, list[str](), threading.Event()
 
-        def run(self, job: Any) -> None:
+        def train(self, job: Any) -> bool:
             self.started.append(job.title)
             if job.name == "parent":
                 time.sleep(0.05)
@@ -144,6 +145,7 @@ def test_a_child_starts_when_its_running_parent_has_got_there(tmp_path: Path, mo
                 self.there.set()
                 while len(self.started) == 1:  # and then at once
                     time.sleep(0.01)
+            return False
 
         def can_start_now(self, job: Any, parent: Any) -> bool:
             return self.there.is_set()
@@ -162,15 +164,16 @@ def test_groups_share_a_queue_though_their_runs_have_equal_names(
     groups = {name: {"runs": CHAIN, "common": keeping, "seeds": [0]} for name in ("one", "two")}
     finished, started = {"one/parent-s0"}, list[str]()
 
-    def run(self: Any, job: Any) -> None:
+    def train(self: Any, job: Any) -> bool:
         assert job.parent_key is None or job.parent_key in finished
         started.append(job.key)
         while job.key == "two/parent-s0" and "one/child-s0" not in finished:
             time.sleep(0.01)
         finished.add(job.key)
+        return False
 
     record = {"command": "", "from": None, "figures": {}, "seconds": 0, "images_per_second": None}
-    monkeypatch.setattr(runner.Runner, "run", run)
+    monkeypatch.setattr(runner.Runner, "train", train)
     monkeypatch.setattr(runner.Runner, "record", lambda self, job: record if job.key == "one/parent-s0" else None)
     monkeypatch.setattr(runner.Runner, "can_start", lambda self, job: job.parent_key in finished)
     places = [
@@ -191,12 +194,47 @@ def test_groups_share_a_queue_though_their_runs_have_equal_names(
     assert "a + stands between two groups" in capsys.readouterr().err
 
 
+def test_protocols_do_not_keep_trainings_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        jobs, trained, measured = 1, list[str](), list[str]()
+
+        def train(self, job: Any) -> bool:
+            self.trained.append(job.title)
+            return job.name != "other"  # which has nothing to measure
+
+        def measure(self, job: Any) -> None:
+            while len(self.trained) < len(todo):
+                time.sleep(0.01)
+            self.measured.append(job.title)
+
+    monkeypatch.setattr(runner, "LOOK_EVERY", 0.01)
+    todo = chain(tmp_path, [])
+    assert runner.run_all(Fake(), todo, None) == []
+    assert Fake.trained == [job.title for job in todo]
+    assert sorted(Fake.measured) == sorted(title for title in Fake.trained if "other" not in title)
+
+
+def test_the_newest_metrics_are_read_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert runner.newest_metrics(tmp_path) is None
+    lines = [{"step": step, "epoch": step / 10} for step in range(200)]
+    path.write_text(json.dumps(lines[0]) + "\n")
+    assert runner.newest_metrics(tmp_path) is None  # before the first step
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 200, "ep')
+    monkeypatch.setattr(runner, "TAIL", 75)
+    assert runner.newest_metrics(tmp_path) == lines[-1]
+    assert runner.step_of(tmp_path, 7) == 70
+    path.write_text(path.read_text() + "\n")  # torn by a crash, then gone on from
+    assert runner.newest_metrics(tmp_path) == lines[-1]
+
+
 def test_nothing_is_started_after_the_time_is_over(tmp_path: Path) -> None:
     class Slow:
         jobs = 1
 
-        def run(self, job: Any) -> None:
+        def train(self, job: Any) -> bool:
             time.sleep(0.3)
+            return False
 
     left = runner.run_all(Slow(), chain(tmp_path, []), 0.1)
     assert [job.title for job in left] == [job.title for job in chain(tmp_path, [])][1:]
@@ -331,7 +369,7 @@ def test_a_finished_run_is_trained_again_only_up_to_the_checkpoint_that_is_neede
     record.write_text(json.dumps({"command": "as it was", "figures": {"knn": 50.0}}))
     assert runner.to_do(made, [parent, child]) == [parent, child]
     before = record.read_text()
-    made.run(parent)
+    assert not made.train(parent)  # its record is complete
     assert record.read_text() == before
     assert (tmp_path / "work/tiny/parent-s0/checkpoint/step-0000000008.pt").exists()
     assert not (tmp_path / "work/tiny/parent-s0/result.json").exists()
@@ -366,7 +404,8 @@ def test_what_is_trained_is_recorded_though_it_could_not_be_measured(
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.Runner, "_measure", interrupted)
-        made.run(job)
+        assert made.train(job)
+        made.measure(job)
     record = record_at(tmp_path, "a-s0")
     assert record["unmeasured"] == ["knn k=5"]
     assert "evaluate" not in record["figures"]
