@@ -34,6 +34,7 @@ class InterConfig(Config):
     sampler: SamplerConfig = SemiHardConfig(negatives="auto")
     margin: Annotated[float, Field(ge=-2, le=2)] = -0.5  # m of the inter loss
     margin_kind: MarginKind = "cosine"
+    forgiveness: Annotated[float, Field(ge=0)] = 0.0  # q: how little a far positive counts; 0 is the paper's
     # Epochs of intra only, at no cost; clusters start after them. auto: half of all.
     warmup_epochs: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
     head: Literal["shared", "separate"] = "shared"
@@ -56,7 +57,7 @@ class Learner(nn.Module):
         self.intra, self.bank, self.labels, self.sampler, self.inter = intra, bank, labels, sampler, inter
         self.generator: torch.Generator | None = None  # of the pairs; seeded by the engine, equal on all ranks
         if inter is not None:
-            intra.inter_margin = Margin(inter.margin, inter.margin_kind)
+            intra.inter_margin, intra.forgiveness = Margin(inter.margin, inter.margin_kind), inter.forgiveness
 
     def inter_active(self, epoch: int) -> bool:
         if self.inter is None:

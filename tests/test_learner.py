@@ -244,6 +244,34 @@ def test_each_branch_has_its_own_margin_of_its_own_kind(method: str, kinds: tupl
 
 
 @PER_METHOD
+def test_a_forgiving_branch_weighs_each_anchor_by_how_near_its_positive_is(method: str) -> None:
+    model, q = learner(method, {"forgiveness": 1.5}), 1.5
+    torch.manual_seed(1)
+    _, embeddings, terms = model.loss(batch(), 0)
+    pairs, anchors = pairs_of(model, embeddings), embeddings.inter_query.detach().flatten(0, 1).double().numpy()
+    bank, losses = model.bank.features.double().numpy(), []
+    for i, anchor in enumerate(anchors):
+        cosine = anchor @ bank[pairs.positive[i]]
+        if model.intra.uses_negatives:
+            positive = np.exp((cosine + 0.5) / model.intra.temperature)
+            others = sum(
+                np.exp(anchor @ bank[n] / model.intra.temperature) for n in pairs.negative[i].tolist() if n >= 0
+            )
+            losses.append((1 - (positive / (positive + others)) ** q) / q)
+        elif method == "byol":
+            losses.append(2 * (1 - np.exp(-q * (2 - 2 * cosine))) / q)  # summed over two directions
+        else:
+            losses.append((1 - np.exp(-q * (1 - cosine))) / q - 1)
+    inter = model.intra.inter_loss(embeddings, pairs, model.bank)
+    assert inter.item() == pytest.approx(float(np.mean(losses)), rel=1e-4)
+    plain = learner(method, {})
+    torch.manual_seed(1)
+    _, _, others = plain.loss(batch(), 0)
+    assert others["inter_loss"] != terms["inter_loss"]
+    assert others["intra_loss"] == terms["intra_loss"]
+
+
+@PER_METHOD
 def test_accumulated_gradient_is_the_mean_of_the_micro_batches(method: str) -> None:
     schedule, data = plan(4, accumulate=2), pixels()
     model = learner(method, {})

@@ -60,8 +60,11 @@ class BYOL(PositiveOnly):
         return self.encode(self.target_encoder, views)
 
     def distance(self, query: Tensor, target: Tensor) -> Tensor:
+        return byol_mse(query, target, reduction="none")
+
+    def total(self, distance: Tensor) -> Tensor:
         """Mean over images, sum over the V directions: BYOL's symmetric loss."""
-        return byol_mse(query.flatten(0, 1), target.flatten(0, 1)) * query.shape[0]
+        return distance.mean() * distance.shape[0]
 
     def momentum_at(self, step: int, total: int) -> float:
         return cosine(step, total, self.momentum, 1.0)
