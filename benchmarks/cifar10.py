@@ -139,22 +139,27 @@ class Runner:
         return bool(self._unmeasured(job))
 
     def measure(self, job: Job) -> None:
-        """Measure what is trained, and complete its record, as far as it gets."""
-        began = time.monotonic()
+        """Measure what is trained, and complete its record, as far as it gets: what was trained stays in it."""
+        began, failed = time.monotonic(), None
         try:
             self._measure(job)
         except Interrupted:
             pass
         except Failure as failure:
-            return self._record(job, str(failure), time.monotonic() - began)
-        self._record(job, None, time.monotonic() - began, trained_before=True)
+            failed = str(failure)
+        self._record(job, None, time.monotonic() - began, trained_before=True, not_measured=failed)
 
     def say(self, job: Job, text: str) -> None:
         print(f"{time.monotonic() - self.began:.0f} s: {job.key}: {text}", flush=True)
 
-    def _record(self, job: Job, error: str | None, seconds: float, trained_before: bool = False) -> None:
+    def _record(
+        self, job: Job, error: str | None, seconds: float, trained_before: bool = False, not_measured: str | None = None
+    ) -> None:
         found = self.record(job)
         record = self._describe(job, error, seconds) | {"failed_before": failures_of(found)}
+        if not_measured is not None:
+            record["failed_before"].append({"date": record["date"], "commit": record["commit"], "error": not_measured})
+            self.say(job, not_measured)
         if trained_before and found is not None:  # by another call, beside others than now
             record |= {key: found[key] for key in ("jobs", "mps") if key in found}
         place = self.out / job.group / f"{job.title}.json"
@@ -242,7 +247,7 @@ class Runner:
         """Every training saves a checkpoint and ends."""
         with self.lock:
             self.stopping = True
-            for process in self.processes:
+            for process in list(self.processes):
                 process.terminate()
 
     def command(self, job: Job, step: int | None = None) -> str:
@@ -344,7 +349,8 @@ def calls_of(protocols: Sequence[str]) -> list[tuple[str, list[str]]]:
 def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
     """``runner.jobs`` trainings at a time, each as soon as its parent's checkpoint is there; returns those left out.
 
-    What is trained is measured beside the trainings, a few at a time: SVMs keep a GPU idle for a minute.
+    What is trained is measured beside the trainings, a few at a time: SVMs keep a GPU idle for a minute. Where only one
+    is trained at a time, so that it has the machine for itself, it is measured before the next.
     """
     began = time.monotonic()
     waiting, running, measuring = list(jobs), dict[Future[bool], Job](), set[Future[None]]()
@@ -359,7 +365,8 @@ def run_all(runner: Runner, jobs: list[Job], until: float | None) -> list[Job]:
                     if job.parent_key not in behind
                     and (job.parent_key not in ahead or runner.can_start_now(job, ahead[job.parent_key]))
                 )
-                for job in list(islice(ready, runner.jobs - len(running) if in_time else 0)):
+                taken = len(running) + len(measuring) * (runner.jobs == 1)
+                for job in list(islice(ready, max(0, runner.jobs - taken) if in_time else 0)):
                     waiting.remove(job)
                     running[trainings.submit(runner.train, job)] = job
                 if not running and not measuring:
@@ -419,8 +426,8 @@ def split_at_plus(words: list[str]) -> list[list[str]]:
 def by_seed(names: list[str]) -> list[tuple[list[str], list[int]]]:
     """Runs and their seeds: NAME@1 is one run with one seed, in its place; others are taken together, with all."""
     parts: list[tuple[list[str], list[int]]] = []
-    for name, _, seed in (name.partition("@") for name in names):
-        if seed and not seed.isdecimal():
+    for name, at, seed in (name.partition("@") for name in names):
+        if at and not seed.isdecimal():
             raise UserError(f"{name}@{seed}: a number stands behind the @, the seed of this run")
         if seed or not parts or parts[-1][1]:
             parts.append(([], [int(seed)] if seed else []))
@@ -439,7 +446,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "runs", nargs="*", help="by default all of the group, NAME@1 with seed 1 only; after a + another group"
     )
     parser.add_argument("--seeds", default="", help="such as 0,1; by default the group's")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "cifar10", help="where the run folders lie")
     parser.add_argument("--out", type=Path, default=RECORDS, help="where the records go")
     parser.add_argument("--set", default="", help='overrides of every run, "key=value …"')
@@ -469,7 +476,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if left:
         print(f"left out, as {given.until:.0f} s are over: {', '.join(job.key for job in left)}")
     print(table(runner, jobs))
-    return int(any("error" in (runner.record(job) or {}) for job in jobs))
+    records = [runner.record(job) or {} for job in jobs]
+    return int(any("error" in record or record.get("unmeasured") for record in records))
 
 
 if __name__ == "__main__":

@@ -367,7 +367,7 @@ def commit_of(record: Record) -> str:
 
 
 def _since(record: Record) -> str:
-    return "" if "error" in record else "finished by a later try"
+    return "" if "error" in record or record.get("unmeasured") else "finished by a later try"
 
 
 def unmeasured_section(records: list[Record]) -> list[str]:

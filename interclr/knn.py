@@ -15,23 +15,22 @@ def auto_k(images: int) -> int:
 
 
 @torch.no_grad()
-def nearest_rows(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def nearest_rows(bank: Tensor, queries: Tensor, k: int, own_from: int | None = None) -> tuple[Tensor, Tensor]:
     """Cosines and bank rows of the ``k`` nearest to each query, nearest first: (Q, k) each.
 
     In float32, also where the features are not; a process that allows TF32 products gets their rounding. Where the
-    queries are ``bank`` itself, no row is among its own neighbours.
+    queries are rows of the bank itself, those from ``own_from`` on, none is among its own neighbours.
     """
-    own = queries is bank
-    bank = F.normalize(bank.float(), dim=1)
-    queries = bank if own else F.normalize(queries.float(), dim=1)
-    k, begin = min(k, len(bank) - own), 0
+    bank, queries = F.normalize(bank.float(), dim=1), F.normalize(queries.float(), dim=1)
+    k = min(k, len(bank) - (own_from is not None))
     found: list[tuple[Tensor, Tensor]] = []
     for part in queries.split(max(1, CHUNK_ELEMENTS // len(bank))):
         similarity = part @ bank.T  # (q, N)
-        if own:
-            similarity.diagonal(begin).fill_(-torch.inf)
+        if own_from is not None:
+            similarity.diagonal(own_from).fill_(-torch.inf)
+            own_from += len(part)
         found.append(similarity.topk(k))
-        begin += len(part)
+        del similarity  # before the next is made
     return torch.cat([similarity for similarity, _ in found]), torch.cat([nearest for _, nearest in found])
 
 

@@ -80,8 +80,9 @@ def test_a_run_can_be_asked_for_with_a_seed_of_its_own(tmp_path: Path, capsys: p
     words = ["a", "b", "a@3", "b@0", "c"]
     assert runner.by_seed(words) == [(["a", "b"], []), (["a"], [3]), (["b"], [0]), (["c"], [])]
     plan = plan_of(tmp_path, {"tiny": {"runs": {"a": {"recipe": "cifar10-byol"}}}})
-    assert runner.main(["tiny", "a@one", "--plan", str(plan), "--work", str(tmp_path / "w")]) == 2
-    assert "a@one: a number stands behind the @" in capsys.readouterr().err
+    for wrong in ("a@one", "a@"):
+        assert runner.main(["tiny", wrong, "--plan", str(plan), "--work", str(tmp_path / "w")]) == 2
+        assert f"{wrong}: a number stands behind the @" in capsys.readouterr().err
     assert not (tmp_path / "w").exists()
 
 
@@ -196,22 +197,35 @@ def test_groups_share_a_queue_though_their_runs_have_equal_names(
 
 def test_protocols_do_not_keep_trainings_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake:
-        jobs, trained, measured = 1, list[str](), list[str]()
+        jobs, trained, measured = 2, list[str](), list[str]()
 
         def train(self, job: Any) -> bool:
             self.trained.append(job.title)
             return job.name != "other"  # which has nothing to measure
 
+        def can_start_now(self, job: Any, parent: Any) -> bool:
+            return False
+
+        def stop(self) -> None:
+            pass
+
         def measure(self, job: Any) -> None:
-            while len(self.trained) < len(todo):
+            deadline = time.monotonic() + 10
+            while len(self.trained) < len(todo) and self.jobs > 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
+            assert self.jobs == 1 or len(self.trained) == len(todo), "trainings waited for protocols"
+            assert self.jobs > 1 or self.trained[-1] == job.title  # alone it is measured before the next is trained
             self.measured.append(job.title)
 
     monkeypatch.setattr(runner, "LOOK_EVERY", 0.01)
     todo = chain(tmp_path, [])
-    assert runner.run_all(Fake(), todo, None) == []
-    assert Fake.trained == [job.title for job in todo]
-    assert sorted(Fake.measured) == sorted(title for title in Fake.trained if "other" not in title)
+    for jobs in (2, 1):
+        monkeypatch.setattr(Fake, "jobs", jobs)
+        Fake.trained.clear()
+        Fake.measured.clear()
+        assert runner.run_all(Fake(), todo, None) == []
+        assert sorted(Fake.trained) == sorted(job.title for job in todo)
+        assert sorted(Fake.measured) == sorted(title for title in Fake.trained if "other" not in title)
 
 
 def test_the_newest_metrics_are_read_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,6 +423,18 @@ def test_what_is_trained_is_recorded_though_it_could_not_be_measured(
     record = record_at(tmp_path, "a-s0")
     assert record["unmeasured"] == ["knn k=5"]
     assert "evaluate" not in record["figures"]
+
+    def failed(*_: Any) -> None:
+        raise runner.Failure("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Runner, "_measure", failed)
+        made.measure(job)
+    after = record_at(tmp_path, "a-s0")
+    assert after["figures"] == record["figures"]  # what was trained is not lost by it
+    assert after["unmeasured"] == ["knn k=5"]
+    assert [failure["error"] for failure in after["failed_before"]] == ["no memory"]
+    assert not made.finished(job)
     assert runner.to_do(made, [job]) == [job]
     said = again(tmp_path, plan)
     assert record_at(tmp_path, "a-s0")["unmeasured"] == []

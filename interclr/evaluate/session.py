@@ -72,7 +72,7 @@ def evaluate(
             data, settings = settings.open(Requested(request, largest_side(subject.image_size), place, screen))
             if whole and settings.weeks_on_a_cpu and request.device.type == "cpu":
                 raise UserError("takes weeks on a CPU and is left out; ask for it by its name to run it all the same")
-            _say_what_is_replaced(settings, request, place, screen)
+            _say_what_is_replaced(settings, request, subject.name, place, screen)
             try:
                 results[name] = _run(settings, subject, data, context, broken)
             except KeyboardInterrupt:
@@ -141,17 +141,18 @@ def _as_name(text: str) -> str:
     return re.sub(r"[^\w.@-]+", "-", text).strip("-.")[-100:] or "data"
 
 
-def _say_what_is_replaced(settings: Evaluation, request: Request, place: Path, screen: Screen) -> None:
+def _say_what_is_replaced(settings: Evaluation, request: Request, subject: str, place: Path, screen: Screen) -> None:
     """Before anything is measured, so that a result that was to be kept still can be."""
     try:
         old = json.loads((place / "result.json").read_text())
-        seed, before = old["seed"], _compared(old["settings"], place)
+        seed, whose, before = old["seed"], str(old["subject"]), _compared(old["settings"], place)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or damaged: nothing to be kept
         return
     now = _compared(settings.model_dump(mode="json"), place)
     other = [f"{key}={value}" for key, value in before.items() if key in now and now[key] != value]
-    if seed != request.seed or other:
-        told = ", ".join([f"seed {seed}", *other])
+    whose = whose if request.out is not None and whose != subject else ""  # without --out each has its own place
+    if seed != request.seed or other or whose:
+        told = ", ".join([*[whose] * bool(whose), f"seed {seed}", *other])
         keep = "give --out" if request.out is None else "give another --out"
         screen.say(f"{settings.name}: replaces the result of {told} in {place}; {keep} to keep both")
 

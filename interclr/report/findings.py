@@ -88,12 +88,7 @@ def _table(clusters: Tensor, labels: Tensor, count: int) -> Tensor:
 
 def neighbours(features: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and positions (M, K) of each image's nearest others, nearest first."""
-    k = min(NEIGHBOURS, len(features) - 1)
-    cosine, nearest = nearest_rows(features, features, k + 1)
-    own = nearest == torch.arange(len(features))[:, None]
-    own[:, -1] |= ~own.any(dim=1)  # an image with many exact twins may not be among its own nearest
-    keep = (~own).nonzero()[:, 1].view(len(features), k)
-    return cosine.gather(1, keep), nearest.gather(1, keep)
+    return nearest_rows(features, features, NEIGHBOURS, own_from=0)
 
 
 def spread_over_classes(count: int, labels: Tensor | None, total: int, seed: int) -> list[int]:

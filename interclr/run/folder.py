@@ -301,15 +301,10 @@ def environment() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """The commit of the package's own checkout, marked where it has uncommitted changes; None for an installed one.
-
-    INTERCLR_COMMIT names it for a copy of a checkout, which comes without its history, or with an older one.
-    """
-    if told := os.environ.get("INTERCLR_COMMIT"):
-        return told
+    """The commit of the package's own checkout, marked where it has uncommitted changes; None for an installed one."""
     here = Path(__file__).resolve().parent.parent.parent
     if not (here / ".git").exists():
-        return None
+        return os.environ.get("INTERCLR_COMMIT")  # for a copy of a checkout without its history
     try:
         head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         changes = subprocess.run(

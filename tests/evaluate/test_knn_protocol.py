@@ -67,7 +67,8 @@ def test_against_scikit_learn(k: int, temperature: float, tmp_path: Path) -> Non
 def test_leave_one_out_against_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = source(299, 0)
     data, where = LabelledData(train, source(50, 1), "patterns"), context(tmp_path / "knn")
-    monkeypatch.setattr(knn, "CHUNK_ELEMENTS", 40 * len(train))  # 299 rows in parts of 40
+    monkeypatch.setattr(knn, "CHUNK_ELEMENTS", 40 * len(train))  # 299 rows in parts of 40 ...
+    monkeypatch.setattr("interclr.evaluate.knn.ROWS", 70)  # ... of parts of 70
     figures = KNN(k=9, leave_one_out=True).run(SUBJECT, data, where)
     features, labels = features_of(SUBJECT, train, where).double().numpy(), np.asarray(train.labels)
     oracle = KNeighborsClassifier(
@@ -82,9 +83,11 @@ def test_leave_one_out_against_scikit_learn(tmp_path: Path, monkeypatch: pytest.
 
 def test_left_out_of_its_own_neighbours_is_the_row_not_its_copies() -> None:
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    similarity, nearest = knn.nearest_rows(rows, rows, 5)
+    similarity, nearest = knn.nearest_rows(rows, rows, 5, own_from=0)
     assert nearest.tolist() == [[1, 2], [0, 2], [0, 1]]
     assert similarity[:2].tolist() == [[1, 0], [1, 0]]
+    assert knn.nearest_rows(rows, rows[1:], 2, own_from=1)[1].tolist() == [[0, 2], [0, 1]]
+    assert knn.nearest_rows(rows, rows, 1)[1].flatten().tolist()[2] == 2  # without it, itself
 
 
 def test_a_class_without_a_vote_is_not_among_the_five(tmp_path: Path) -> None:

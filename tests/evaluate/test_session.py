@@ -266,6 +266,9 @@ def test_a_result_of_another_seed_or_setting_is_not_replaced_without_a_word(run:
     run = Path(run.rename(tmp_path / "moved"))
     assert not said("clusters")  # its own assignments, in another place
     assert "assignments=assignments.safetensors" in said("clusters", "k=5")[0]
+    whose = f"replaces the result of {tmp_path / 'run'}, seed 0 in {tmp_path / 'other'}"  # of the run as it was called
+    assert whose in said("counting", out=tmp_path / "other")[0]
+    assert not said("counting", out=tmp_path / "other")
 
 
 def test_all_without_data_says_what_is_missing(tmp_path: Path) -> None:
