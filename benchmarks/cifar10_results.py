@@ -80,7 +80,8 @@ def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     """The settings of a run's inter branch, and all others that change what is computed."""
     settings = next(iter(by_seed.values()))["settings"]
     branch, method = settings["inter"], dict(settings["method"])
-    branch = None if branch is None else {"forgiveness": 0.0, **branch}  # older records have no such setting
+    if branch is not None:
+        branch = {"forgiveness": 0.0, "bank_view": None, **branch}  # older records have no such settings
     if branch is not None and method["name"] in NO_NEGATIVES:
         branch = {key: value for key, value in branch.items() if key not in ("sampler", "margin")}
     if method["name"] == "npidv2":

@@ -8,6 +8,7 @@ A loss reads the bank as it was before the step and writes nothing. State is wri
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from interclr import dist
 from interclr.bank import MemoryBank
+from interclr.data.view_parameters import View
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
 from interclr.losses import MarginKind
+from interclr.models import Encoded
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
 from interclr.samplers.base import Prepared, select_positive
 from interclr.streams import start_beside, wait_for_side_streams
@@ -39,6 +42,7 @@ class InterConfig(Config):
     warmup_epochs: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
     head: Literal["shared", "separate"] = "shared"
     bank_momentum: Annotated[float, Field(gt=0, le=1)] | None = None  # ω; None: what suits the method
+    bank_view: View | None = None  # of which the bank keeps features, such as a weak one; None: the method's own views
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
@@ -80,8 +84,23 @@ class Learner(nn.Module):
         assert self.inter is not None
         wait_for_side_streams()
         inter = self.intra.inter_loss(embeddings, self._complete_draw(embeddings, prepared), self.bank)
+        if self.inter.bank_view is not None:
+            assert len(batch.views) > self.intra.views_needed, "the bank's own view comes after the method's"
+            embeddings = replace(embeddings, feature=self._bank_feature(batch.views[-1]))
         weight = self.inter.intra_weight  # λ
         return weight * intra + (1 - weight) * inter, embeddings, terms | {"inter_loss": inter.detach()}
+
+    @torch.no_grad()
+    def _bank_feature(self, view: Tensor) -> Tensor:
+        """(B, D) of a view that no loss sees, by the bank's encoder as it is measured by: no batch tells on its images.
+
+        So were the features with which the clusters started.
+        """
+        encoder = self.intra.bank_encoder()
+        training = encoder.training
+        encoded: Encoded = encoder.eval()(view)
+        encoder.train(training)
+        return encoded.inter_projection
 
     @torch.no_grad()
     def _prepare_draw(self, index: Tensor) -> Prepared:
