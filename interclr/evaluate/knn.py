@@ -16,7 +16,7 @@ from interclr.knn import auto_k, nearest_rows, votes_of
 from interclr.run.files import save_tensors
 from interclr.types import UserError
 
-ROWS = 2**14  # left out one by one, so many at a time: bounds memory
+ROWS = 2**12  # left out one by one, so many at a time: bounds memory, and tells how far it is
 CURVE = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # values of k in the plot, as far as there are images
 
 
@@ -60,7 +60,7 @@ class KNN(Evaluation):
                 self._keep(scores, truth, nearest, context)
         figures = {**curve[k], "k": float(k), "temperature": self.temperature}
         if self.leave_one_out:
-            figures["leave_one_out"] = self._leave_one_out(bank, labels, data.classes, k)
+            figures["leave_one_out"] = self._leave_one_out(bank, labels, data.classes, k, context)
         self._show(figures, curve, subject, data, context)
         self.write_result(
             subject,
@@ -73,14 +73,16 @@ class KNN(Evaluation):
         )
         return figures
 
-    def _leave_one_out(self, bank: Tensor, labels: Tensor, classes: int, k: int) -> float:
-        right = torch.zeros((), dtype=torch.int64, device=bank.device)
-        for begin in range(0, len(bank), ROWS):
-            rows = slice(begin, begin + ROWS)
-            similarity, nearest = nearest_rows(bank, bank[rows], k, own_from=begin)
-            scores = votes_of(similarity, labels[nearest], classes, self.temperature)
-            right += (scores.argmax(1) == labels[rows]).sum()
-        return 100 * right.item() / len(bank)
+    def _leave_one_out(self, bank: Tensor, labels: Tensor, classes: int, k: int, context: Context) -> float:
+        right = 0
+        with context.screen.working(f"k-NN of {len(bank):,} training images") as progress:
+            for begin in range(0, len(bank), ROWS):
+                rows = slice(begin, begin + ROWS)
+                similarity, nearest = nearest_rows(bank, bank[rows], k, own_from=begin)
+                scores = votes_of(similarity, labels[nearest], classes, self.temperature)
+                right += int((scores.argmax(1) == labels[rows]).sum())
+                progress(min(begin + ROWS, len(bank)), len(bank))
+        return 100 * right / len(bank)
 
     def _keep(self, scores: Tensor, truth: Tensor, nearest: Tensor, context: Context) -> None:
         kept = {
