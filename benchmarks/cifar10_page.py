@@ -23,7 +23,6 @@ from cifar10_results import (
     LEFT_OUT,
     LINEAR,
     LOW_SHOT,
-    Measure,
     Results,
     arranged,
     beyond,
@@ -260,9 +259,9 @@ def group_section(results: Results, group: Group | None) -> list[str]:
             run,
             str(len(by_seed)),
             results.cell(run, KNN),
-            _minus(results, run, KNN),
+            results.minus(run, KNN),
             "" if (twin := results.twin(run)) is None else f"{change(results.differences(run, twin, KNN))} ({twin})",
-            *(results.cell(run, LEFT_OUT), _minus(results, run, LEFT_OUT)) * left_out,
+            *(results.cell(run, LEFT_OUT), results.minus(run, LEFT_OUT)) * left_out,
             *_low_shot(results, run) * low_shot,
             *(results.cell(run, figure(name), ".3f") for name in ("purity", "positives_right", "negatives_wrong")),
             results.cell(run, field("seconds"), ".0f"),
@@ -291,16 +290,11 @@ def group_section(results: Results, group: Group | None) -> list[str]:
     return lines + curve_section(results, curves_of(results))
 
 
-def _minus(results: Results, run: str, measure: Measure) -> str:
-    """What a run gained over its group's first."""
-    return "baseline" if run == results.baseline else change(results.differences(run, results.baseline, measure))
-
-
 def _low_shot(results: Results, run: str) -> tuple[str, str, str]:
     """mAP, what it gained with its error over the seeds, and the latter over the draws of images."""
     error = standard_error(results.by_draw(run, results.baseline))
     told = "" if run == results.baseline else "–" if error is None else f"{error:.2f}"
-    return results.cell(run, LOW_SHOT), _minus(results, run, LOW_SHOT), told
+    return results.cell(run, LOW_SHOT), results.minus(run, LOW_SHOT), told
 
 
 def note_of(record: Record) -> str:

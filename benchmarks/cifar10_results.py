@@ -20,10 +20,12 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from interclr.evaluate.plots import STYLE
+from interclr.learner import InterConfig
 from interclr.types import UserError
 
 INTER = "-interclr"
 NO_NEGATIVES = ("byol", "simsiam")  # so their branch's sampler and margin change nothing
+DEFAULTS = InterConfig().model_dump(mode="json")
 Measure = Callable[[Record], float | None]
 
 
@@ -50,6 +52,10 @@ class Results:
         """``run`` minus ``baseline`` for every seed that both have."""
         mine, other = self.values(run, measure), self.values(baseline, measure)
         return [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
+
+    def minus(self, run: str, measure: Measure) -> str:
+        """What ``run`` gained over the group's first."""
+        return "baseline" if run == self.baseline else change(self.differences(run, self.baseline, measure))
 
     def by_draw(self, run: str, baseline: str) -> list[float]:
         """``run`` minus ``baseline`` in low-shot mAP for every draw of images, as means over common seeds."""
@@ -81,7 +87,7 @@ def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     settings = next(iter(by_seed.values()))["settings"]
     branch, method = settings["inter"], dict(settings["method"])
     if branch is not None:
-        branch = {"forgiveness": 0.0, "bank_view": None, **branch}  # older records have no such settings
+        branch = DEFAULTS | branch  # older records lack what is newer than they are
     if branch is not None and method["name"] in NO_NEGATIVES:
         branch = {key: value for key, value in branch.items() if key not in ("sampler", "margin")}
     if method["name"] == "npidv2":

@@ -98,8 +98,10 @@ class Learner(nn.Module):
         """
         encoder = self.intra.bank_encoder()
         training = encoder.training
-        encoded: Encoded = encoder.eval()(view)
-        encoder.train(training)
+        try:
+            encoded: Encoded = encoder.eval()(view)
+        finally:  # a capture that fails goes on without one
+            encoder.train(training)
         return encoded.inter_projection
 
     @torch.no_grad()

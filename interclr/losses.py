@@ -116,7 +116,7 @@ def forgiving(loss: Tensor, forgiveness: float, least: float = 0.0) -> Tensor:
     """(1 − e^{−q·ℓ}) / q of each anchor's loss ℓ, counted from its ``least`` value; q = 0 is ℓ itself.
 
     An anchor's gradient is that of ℓ times e^{−q·ℓ}: where the positive is far away, and so more likely a wrong one, it
-    counts for less. Without it those pull hardest, and late in training they are learnt by heart, as wrong labels are.
+    counts for less. Without it those pull hardest, and may be learnt by heart late in training, as wrong labels are.
     Of MarginNCE, where e^{−ℓ} is the probability p of the positive, this is the generalised cross-entropy (1 − p^q) / q
     (Zhang and Sabuncu 2018); of a squared distance it is Welsch's robust loss. Beyond the paper, which has the margin.
     """

@@ -37,7 +37,7 @@ from interclr.data.view_parameters import View
 from interclr.data.views import Views
 from interclr.engine.build import build_step
 from interclr.learner import Learner
-from interclr.types import Embeddings, Pairs
+from interclr.types import Batch, Embeddings, Pairs
 
 PER_METHOD = pytest.mark.parametrize("method", list(METHODS))
 
@@ -299,14 +299,29 @@ def test_the_bank_can_keep_features_of_a_view_of_its_own(method: str, norm: str)
     assert not found[1].feature.requires_grad
 
 
-def test_the_banks_own_view_is_made_while_the_branch_is_there_and_changes_no_other() -> None:
+def test_a_forward_that_fails_leaves_the_banks_encoder_as_it_was() -> None:
+    model = learner("byol", {"bank_view": {}})
+    wrong = torch.zeros(8, 5, SIDE, SIDE)  # five channels
+    with pytest.raises(RuntimeError):
+        model.loss(replace(batch(), views=(*batch().views, wrong)), 0)
+    assert all(module.training for module in model.modules())
+
+
+def test_the_banks_own_view_is_made_while_the_branch_is_there_and_changes_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: dict[bool, list[tuple[Tensor, ...]]] = {True: [], False: []}
     for own in seen:
         model = learner("byol", {"warmup_epochs": 1} | ({"bank_view": {}} if own else {}))
         kinds = Views([View()], SIDE, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)) if own else None
         step, loss = train_step(model, plan(2, epochs=2)), model.loss
         step.bank_view = kinds
-        model.loss = lambda batch, epoch, loss=loss, own=own: (seen[own].append(batch.views), loss(batch, epoch))[1]  # type: ignore[method-assign]
+
+        def watched(batch: Batch, epoch: int, own: bool = own, loss: Any = loss) -> Any:
+            seen[own].append(batch.views)
+            return loss(batch, epoch)
+
+        monkeypatch.setattr(model, "loss", watched)
         for number in range(4):
             step(images_of(number, 8, pixels()), number)
     assert [len(views) for views in seen[True]] == [2, 2, 3, 3]
