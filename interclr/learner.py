@@ -35,6 +35,8 @@ class InterConfig(Config):
     clusters: Annotated[int, Field(ge=2)] | Literal["auto"] = "auto"  # k
     labels: LabelsConfig = OnlineLabelsConfig()
     sampler: SamplerConfig = SemiHardConfig(negatives="auto")
+    # auto: the method's own; of BYOL and SimSiam that is the distance to the positive, without negatives (paper)
+    loss: Literal["auto", "margin_nce"] = "auto"
     margin: Annotated[float, Field(ge=-2, le=2)] = -0.5  # m of the inter loss
     margin_kind: MarginKind = "cosine"
     forgiveness: Annotated[float, Field(ge=0)] = 0.0  # q: how little a far positive counts; 0 is the paper's
@@ -62,6 +64,7 @@ class Learner(nn.Module):
         self.generator: torch.Generator | None = None  # of the pairs; seeded by the engine, equal on all ranks
         if inter is not None:
             intra.inter_margin, intra.forgiveness = Margin(inter.margin, inter.margin_kind), inter.forgiveness
+            intra.uses_negatives = intra.uses_negatives or inter.loss == "margin_nce"
 
     def inter_active(self, epoch: int) -> bool:
         if self.inter is None:

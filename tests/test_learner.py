@@ -250,6 +250,28 @@ def test_each_branch_has_its_own_margin_of_its_own_kind(method: str, kinds: tupl
         assert gradients(with_margin)[0] > gradients(plain)[0]  # a positive margin is stricter
 
 
+@pytest.mark.parametrize("method", ["byol", "simsiam"])
+def test_methods_without_negatives_take_margin_nce_where_it_is_asked_for(method: str) -> None:
+    model, own = learner(method, {"loss": "margin_nce"}), learner(method, {})
+    torch.manual_seed(1)
+    _, embeddings, terms = model.loss(batch(), 0)
+    pairs = pairs_of(model, embeddings)
+    anchors = embeddings.inter_query.detach().flatten(0, 1).double().numpy()
+    bank, labels, losses = model.bank.features.double().numpy(), model.bank.labels, []
+    assert pairs.negative.shape[1] > 0
+    for i, anchor in enumerate(anchors):
+        present = pairs.negative[i][pairs.negative[i] >= 0]
+        assert (labels[present] != labels[embeddings.index[i % len(embeddings.index)]]).all()
+        positive = np.exp((anchor @ bank[pairs.positive[i]] + 0.5) / 0.2)
+        losses.append(-np.log(positive / (positive + np.exp(bank[present] @ anchor / 0.2).sum())))
+    inter = model.intra.inter_loss(embeddings, pairs, model.bank)
+    assert inter.item() == pytest.approx(float(np.mean(losses)), rel=1e-4)
+    torch.manual_seed(1)
+    _, _, others = own.loss(batch(), 0)
+    assert others["intra_loss"] == terms["intra_loss"]  # only the other branch has changed
+    assert not own.intra.uses_negatives
+
+
 @PER_METHOD
 def test_a_forgiving_branch_weighs_each_anchor_by_how_near_its_positive_is(method: str) -> None:
     model, q = learner(method, {"forgiveness": 1.5}), 1.5

@@ -119,7 +119,8 @@ class IntraMethod(nn.Module, ABC):
 class PositiveOnly(IntraMethod):
     """BYOL and SimSiam: a predictor, no negatives, and so no margin and no temperature: one distance in both branches.
 
-    Intra to the image's other view, inter to an image of its cluster.
+    Intra to the image's other view, inter to an image of its cluster. Where the inter branch is asked for negatives
+    all the same (``inter.loss: margin_nce``, not in the paper) it is MarginNCE of predictions, as of others' queries.
     """
 
     uses_negatives = False
@@ -137,6 +138,8 @@ class PositiveOnly(IntraMethod):
         return self.total(self.distance(embeddings.query, embeddings.target))
 
     def inter_loss(self, embeddings: Embeddings, pairs: Pairs, bank: MemoryBank) -> Tensor:
+        if self.uses_negatives:
+            return super().inter_loss(embeddings, pairs, bank)
         positive = bank.features[pairs.positive].float()  # (V·B, D)
         distance = self.distance(embeddings.inter_query, positive.view_as(embeddings.inter_query))  # (V, B)
         return self.total(forgiving(distance, self.forgiveness, self.least))
