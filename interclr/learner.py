@@ -35,8 +35,8 @@ class InterConfig(Config):
     clusters: Annotated[int, Field(ge=2)] | Literal["auto"] = "auto"  # k
     labels: LabelsConfig = OnlineLabelsConfig()
     sampler: SamplerConfig = SemiHardConfig(negatives="auto")
-    # auto: the method's own; of BYOL and SimSiam that is the distance to the positive, without negatives (paper)
-    loss: Literal["auto", "margin_nce"] = "auto"
+    # own: the method's; of BYOL and SimSiam that is the distance to the positive, without negatives (paper)
+    loss: Literal["own", "margin_nce"] = "own"
     margin: Annotated[float, Field(ge=-2, le=2)] = -0.5  # m of the inter loss
     margin_kind: MarginKind = "cosine"
     forgiveness: Annotated[float, Field(ge=0)] = 0.0  # q: how little a far positive counts; 0 is the paper's
