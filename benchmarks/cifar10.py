@@ -5,7 +5,8 @@
     benchmarks/cifar10_gpu.sh 1500 choices-byol          (several on one GPU under MPS, as most records were made)
 
 Finished runs are skipped, failed ones are recorded and tried again by the next call, interrupted ones continue. A run
-has a record as soon as it is trained, which is completed when it is measured. A run that continues another starts when
+has a record as soon as it is trained, which is completed when it is measured, and before that one of a run that was cut
+off, with what it has measured so far: a machine may go away at any moment. A run that continues another starts when
 the other's checkpoint is there: what is asked for first is finished first, also where time runs out.
 ``benchmarks/cifar10_page.py`` makes docs/results.md of the records.
 """
@@ -33,7 +34,7 @@ from pathlib import Path
 from types import FrameType
 
 from cifar10_plan import PLAN, ROOT, Job, jobs_of, read_plan
-from cifar10_record import Record, as_json, by_epoch, failures_of, figures_of, line_of, settings_of
+from cifar10_record import Record, as_json, by_epoch, failures_before, figures_of, line_of, settings_of, so_far
 
 from interclr.evaluate.requested import Request
 from interclr.evaluate.session import place_of
@@ -46,6 +47,7 @@ RECORDS = ROOT / "results" / "cifar10"
 ERROR_LENGTH = 600
 MEASURED_AT_ONCE = 2
 TAIL = 2**16  # bytes: many lines of metrics
+NOTE_EVERY = 20.0  # seconds: where a training is, into its record
 LOOK_EVERY = 1.0  # seconds: whether a parent has got far enough, whether the time is over
 
 
@@ -125,7 +127,10 @@ class Runner:
         self.say(job, "started")
         again, before = job.key in self.starts, Run(self.folder(job)).finished
         try:
-            self._train(job)
+            self._train(job, began)
+        except Interrupted:
+            self._note(job, began)
+            raise
         except Failure as failure:
             if again:  # the record stays as it was
                 self.say(job, str(failure))
@@ -156,18 +161,31 @@ class Runner:
         self, job: Job, error: str | None, seconds: float, trained_before: bool = False, not_measured: str | None = None
     ) -> None:
         found = self.record(job)
-        record = self._describe(job, error, seconds) | {"failed_before": failures_of(found)}
+        record = self._describe(job, error, seconds) | {"failed_before": failures_before(found)}
         if not_measured is not None:
             record["failed_before"].append({"date": record["date"], "commit": record["commit"], "error": not_measured})
             self.say(job, not_measured)
         if trained_before and found is not None:  # by another call, beside others than now
             record |= {key: found[key] for key in ("jobs", "mps") if key in found}
+        self._write(job, record)
+        self.say(job, line_of(record))
+
+    def _note(self, job: Job, began: float) -> None:
+        """What the training has measured so far, unless there is a record that says more."""
+        folder, found, start = self.folder(job), self.record(job), job.entry.start
+        metrics = Run(folder).metrics if (folder / "metrics.jsonl").exists() else []
+        text = so_far(metrics, 0 if start is None else start.epoch)
+        if text is None or job.key in self.starts or (found is not None and "error" not in found):
+            return
+        record = self._describe(job, text, time.monotonic() - began)
+        self._write(job, record | {"cut_off": True, "failed_before": failures_before(found)})
+
+    def _write(self, job: Job, record: Record) -> None:
         place = self.out / job.group / f"{job.title}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, as_json(record))
-        self.say(job, line_of(record))
 
-    def _train(self, job: Job) -> None:
+    def _train(self, job: Job, began: float) -> None:
         folder = self.folder(job)
         log, about = folder.with_name(f"{folder.name}.log"), folder / "command.txt"
         started = bool(checkpoint.find(folder / "checkpoint"))
@@ -185,7 +203,16 @@ class Runner:
             steps = [step_of(folder, epoch) for epoch in self.starts.get(job.key, [])]
             return bool(steps) and all(step is not None and checkpoint_at(folder, step).exists() for step in steps)
 
-        self._call(["pretrain", *words, *["--resume"] * started], log, folder, enough)
+        noted = began
+
+        def look() -> bool:
+            nonlocal noted
+            if time.monotonic() - noted > NOTE_EVERY:
+                self._note(job, began)
+                noted = time.monotonic()
+            return enough()
+
+        self._call(["pretrain", *words, *["--resume"] * started], log, folder, look)
         if not enough() and not Run(folder).finished:
             raise Interrupted if self.stopping else Failure("the training was stopped from outside")
 
@@ -215,8 +242,8 @@ class Runner:
         lines = [line for line in Run(source.parent.parent).metrics if line["step"] <= step]
         write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
-    def _call(self, words: list[str], log: Path, folder: Path, enough: Callable[[], bool] = lambda: False) -> None:
-        """Run the command line to its end, or until there is ``enough``."""
+    def _call(self, words: list[str], log: Path, folder: Path, look: Callable[[], bool] = lambda: False) -> None:
+        """Run the command line to its end, or until ``look``, called all the while, says that it is far enough."""
         command = [sys.executable, "-m", "interclr.cli", *words]
         with open(log, "a") as output:
             with self.lock:
@@ -232,7 +259,7 @@ class Runner:
                 try:
                     errors = process.communicate(timeout=0.5)[1]
                 except subprocess.TimeoutExpired:
-                    if not asked and enough():
+                    if not asked and look():
                         process.terminate()
                         asked = True
             self.processes.discard(process)

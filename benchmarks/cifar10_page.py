@@ -129,10 +129,10 @@ def main_section(results: Results, group: Group | None) -> list[str]:
 
 def _paired(results: Results) -> list[str]:
     table, seeds = [], 0
-    for method in results.pairs:
-        knn, linear = (results.differences(f"{method}{INTER}", method, of) for of in (KNN, LINEAR))
+    for run, plain in results.pairs.items():
+        knn, linear = (results.differences(run, plain, of) for of in (KNN, LINEAR))
         seeds = max(seeds, len(knn))
-        table.append((method, str(len(knn)), change(knn), beyond(knn), change(linear), beyond(linear)))
+        table.append((run.removesuffix(INTER), str(len(knn)), change(knn), beyond(knn), change(linear), beyond(linear)))
     if not table:
         return []
     header = ("method", "common seeds", "k-NN", "beyond 2 s.e.", "linear", "beyond 2 s.e.")
@@ -207,9 +207,9 @@ def _low_labels(results: Results) -> list[str]:
 
     columns = [protocol(name, key) for name, key in sorted(names, key=order)]
     table = [(run, *(results.cell(run, column) for column in columns)) for run in results.runs]
-    for method in results.pairs:
-        differences = (results.differences(f"{method}{INTER}", method, column) for column in columns)
-        table.append((f"{method}: difference", *(change(each) for each in differences)))
+    for run, plain in results.pairs.items():
+        differences = (results.differences(run, plain, column) for column in columns)
+        table.append((f"{run.removesuffix(INTER)}: difference", *(change(each) for each in differences)))
     titles = (
         "mAP of these"
         if key == "mAP"
@@ -231,8 +231,8 @@ def _low_labels(results: Results) -> list[str]:
 
 
 def _over_draws(results: Results) -> list[str]:
-    found = {method: results.by_draw(f"{method}{INTER}", method) for method in results.pairs}
-    told = [f"{method} {change(values)} ({len(values)} draws)" for method, values in found.items() if len(values) > 1]
+    found = {run.removesuffix(INTER): results.by_draw(run, plain) for run, plain in results.pairs.items()}
+    told = [f"{name} {change(values)} ({len(values)} draws)" for name, values in found.items() if len(values) > 1]
     if not told:
         return []
     return [f"The differences in mAP draw by draw, ± the standard error over the draws: {', '.join(told)}.", ""]
@@ -384,7 +384,11 @@ def failed_section(records: list[Record]) -> list[str]:
     ]
     if not table:
         return []
-    return ["## Runs that failed", "", *rows_of(("group", "run", "seed", "date", "error", "since"), table)]
+    return [
+        "## Runs that failed or were cut off",
+        "",
+        *rows_of(("group", "run", "seed", "date", "error", "since"), table),
+    ]
 
 
 # Plots.
@@ -399,12 +403,11 @@ def curves_of(results: Results) -> str:
 
 
 def draw_curves(results: Results, path: Path) -> None:
-    methods = [run for run in results.runs if run.removesuffix(INTER) not in results.pairs or run in results.pairs]
-    with drawing(path, columns=len(methods), width=4.4, height=3.6) as panels:
-        for axes, method in zip(panels, methods, strict=True):
-            for number, run in enumerate((method, f"{method}{INTER}")):
-                if run in results.runs:
-                    _curve(axes, list(results.runs[run].values()), run, f"C{number}")
+    alone = [run for run in results.runs if run not in results.pairs]
+    with drawing(path, columns=len(alone), width=4.4, height=3.6) as panels:
+        for axes, plain in zip(panels, alone, strict=True):
+            for number, run in enumerate([plain, *(run for run in results.pairs if results.pairs[run] == plain)]):
+                _curve(axes, list(results.runs[run].values()), run, f"C{number}")
             axes.set_xlabel("epoch")
             axes.set_ylabel("k-NN, %")
             axes.legend(loc="lower right")

@@ -71,6 +71,23 @@ def failures_of(record: Record | None) -> list[Record]:
     return [*record.get("failed_before", []), *latest]
 
 
+def failures_before(record: Record | None) -> list[Record]:
+    """Those that stay when it is tried again: a run that was cut off has not failed, it goes on."""
+    if record is None or not record.get("cut_off"):
+        return failures_of(record)
+    return list(record["failed_before"])
+
+
+def so_far(metrics: list[Record], start: int) -> str | None:
+    """Where a training is that has measured itself since epoch ``start``, and by what; None where it has not."""
+    measured = [line for line in metrics if line.get("event") == "monitor" and line["epoch"] > start]
+    if not measured:
+        return None
+    last = measured[-1]
+    told = f", k-NN {last['knn']:.2f} % at epoch {last['epoch']:.0f}" if "knn" in last else ""
+    return f"cut off at epoch {metrics[-1]['epoch']:.1f}{told}"
+
+
 def short(value: float) -> float:
     return float(f"{value:.6g}")
 
@@ -87,7 +104,8 @@ def line_of(record: Record) -> str:
     speed = record["images_per_second"]
     tail = f"{record['seconds']:.0f} s" + (f", {speed:,.0f} images/s" if speed else "")
     if "error" in record:
-        return f"FAILED after {tail}: {' '.join(record['error'].split())[-200:]}"
+        ended = "not finished" if record.get("cut_off") else "FAILED"
+        return f"{ended} after {tail}: {' '.join(record['error'].split())[-200:]}"
     knn = record["figures"].get("knn")
     missing = f"; to be measured: {', '.join(record['unmeasured'])}" if record.get("unmeasured") else ""
     return ("no labels" if knn is None else f"k-NN {knn:.2f} %") + f", {tail}{missing}"

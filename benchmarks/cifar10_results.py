@@ -77,9 +77,9 @@ class Results:
         return next((other for other in self.runs if inter_and_work(self.runs[other]) == (None, work)), None)
 
     @property
-    def pairs(self) -> list[str]:
-        """Methods of which both ways have finished runs."""
-        return [run for run in self.runs if f"{run}{INTER}" in self.runs]
+    def pairs(self) -> dict[str, str]:
+        """Runs named after another, as X-interclr after X, and that other."""
+        return {run: plain for run in self.runs for plain in self.runs if run.startswith(f"{plain}-")}
 
 
 def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:

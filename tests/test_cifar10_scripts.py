@@ -444,6 +444,59 @@ def test_what_is_trained_is_recorded_though_it_could_not_be_measured(
     assert "to be measured: knn k=5" in said
 
 
+def test_a_training_that_is_cut_off_leaves_what_it_had_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(tmp_path, {"tiny": {"common": TINY, "seeds": [0], "runs": {"a": {"recipe": "synthetic-npidv2"}}}})
+    (job,) = runner.jobs_of(runner.read_plan(plan), "tiny", [], [], [])
+    made = runner.Runner(tmp_path / "work", tmp_path / "records", 1)
+    place = tmp_path / "records" / "tiny" / "a-s0.json"
+    lines = [
+        {"step": 0, "epoch": 0.0, "event": "monitor", "knn": 10.0},
+        {"step": 4, "epoch": 1.0, "loss": 3.5},
+        {"step": 4, "epoch": 1.0, "event": "monitor", "knn": 31.5},
+        {"step": 6, "epoch": 1.5, "loss": 2.5},
+    ]
+
+    def gone_on(until: int) -> None:
+        text = "".join(json.dumps(line) + "\n" for line in lines[:until])
+        (tmp_path / "work" / "tiny" / "a-s0" / "metrics.jsonl").write_text(text)
+
+    def cut_off(*words: Any) -> None:
+        gone_on(2)
+        assert not words[-1]()
+        assert not place.exists()  # nothing has been measured since the start
+        gone_on(3)
+        assert not words[-1]()
+        assert json.loads(place.read_text())["error"] == "cut off at epoch 1.0, k-NN 31.50 % at epoch 1"
+        gone_on(4)
+        raise runner.Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Runner, "_call", cut_off)
+        patch.setattr(runner, "NOTE_EVERY", -1.0)
+        with pytest.raises(runner.Interrupted):
+            made.train(job)
+    record = record_at(tmp_path, "a-s0")
+    assert record["error"] == "cut off at epoch 1.5, k-NN 31.50 % at epoch 1"
+    assert record["epochs"] == [
+        {"epoch": 0, "knn": 10.0},
+        {"epoch": 1, "knn": 31.5, "loss": 3.5},
+        {"epoch": 2, "loss": 2.5},
+    ]
+    assert "figures" not in record
+    assert not made.finished(job)
+    assert runner.to_do(made, [job]) == [job]
+    assert "a-s0: k-NN" in again(tmp_path, plan)
+    finished = record_at(tmp_path, "a-s0")
+    assert (finished["failed_before"], "cut_off" in finished, "error" in finished) == ([], False, False)
+
+    with monkeypatch.context() as patch:  # a record that says more stays
+        patch.setattr(runner, "so_far", lambda *_: "cut off")
+        made._note(job, 0.0)
+    assert record_at(tmp_path, "a-s0") == finished
+
+
 def test_the_gpu_script_hands_everything_on(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"tiny": {"common": TINY, "runs": {"a": {"recipe": "synthetic-npidv2"}}}})
     words = ["tiny", "b", "--plan", str(plan), "--out", str(tmp_path / "records")]
