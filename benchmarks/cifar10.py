@@ -33,7 +33,7 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
-from cifar10_plan import PLAN, ROOT, Job, jobs_of, read_plan
+from cifar10_plan import CLI, PLAN, ROOT, Job, jobs_of, read_plan
 from cifar10_record import Record, as_json, by_epoch, failures_before, figures_of, line_of, settings_of, so_far
 
 from interclr.evaluate.requested import Request
@@ -212,7 +212,7 @@ class Runner:
                 noted = time.monotonic()
             return enough()
 
-        self._call(["pretrain", *words, *["--resume"] * started], log, folder, look)
+        self._call([*job.program, "pretrain", *words, *["--resume"] * started], log, folder, look)
         if not enough() and not Run(folder).finished:
             raise Interrupted if self.stopping else Failure("the training was stopped from outside")
 
@@ -224,7 +224,8 @@ class Runner:
         folder = self.folder(job)
         log = folder.with_name(f"{folder.name}.log")
         for names, settings in calls_of(self._unmeasured(job)):
-            self._call(["evaluate", names, str(folder), *settings, *["--held-out"] * job.held_out], log, folder)
+            words = ["evaluate", names, str(folder), *settings, *["--held-out"] * job.held_out]
+            self._call([*CLI, *words], log, folder)
 
     def _copy_start(self, job: Job, folder: Path) -> None:
         """The parent's checkpoint, and its metrics up to there, which are this run's as well.
@@ -243,8 +244,8 @@ class Runner:
         write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def _call(self, words: list[str], log: Path, folder: Path, look: Callable[[], bool] = lambda: False) -> None:
-        """Run the command line to its end, or until ``look``, called all the while, says that it is far enough."""
-        command = [sys.executable, "-m", "interclr.cli", *words]
+        """Run Python with ``words`` to its end, or until ``look``, called all the while, says that it is far enough."""
+        command = [sys.executable, *words]
         with open(log, "a") as output:
             with self.lock:
                 if self.stopping:
@@ -268,7 +269,7 @@ class Runner:
             raise Interrupted
         if process.returncode and not asked:
             text = errors.strip().replace(str(folder), "OUT").replace(f"{ROOT}/", "")
-            raise Failure(text[-ERROR_LENGTH:] or f"{words[0]} ended with {process.returncode}")
+            raise Failure(text[-ERROR_LENGTH:] or f"it ended with {process.returncode}")
 
     def stop(self) -> None:
         """Every training saves a checkpoint and ends."""
@@ -287,7 +288,9 @@ class Runner:
         return " && ".join(commands)
 
     def training_command(self, job: Job, step: int | None = None) -> str:
-        words = ["interclr", "pretrain", job.entry.recipe, *job.portable(), f"seed={job.seed}", "--no-report"]
+        by_class = ["python", "benchmarks/with_classes.py", ",".join(job.entry.classes)]
+        program = by_class if job.entry.classes else ["interclr"]
+        words = [*program, "pretrain", job.entry.recipe, *job.portable(), f"seed={job.seed}", "--no-report"]
         command = shlex.join([*words, "--out", "OUT", *["--resume"] * (job.entry.start is not None)])
         if job.entry.start is None:
             return command
@@ -308,6 +311,7 @@ class Runner:
             "recipe": job.entry.recipe,
             "overrides": job.portable(),
             "note": job.entry.note,
+            "classes": list(job.entry.classes),
             "from": None if start is None else start.model_dump() | {"step": step, "again": self.is_again(job)},
             "command": self.command(job, step),
             "commit": about["commit"],

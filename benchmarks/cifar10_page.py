@@ -301,7 +301,9 @@ def note_of(record: Record) -> str:
     start = record["from"]
     again = ", trained again up to there" if start and start.get("again") else ""
     continued = f"continues {start['run']} from epoch {start['epoch']}{again}" if start else ""
-    return "; ".join(part for part in (one_line(record["note"], 200), continued) if part)
+    classes = " and ".join(record.get("classes", ()))  # older records lack it
+    control = f"a control: {classes} right, by labels" if classes else ""
+    return "; ".join(part for part in (one_line(record["note"], 200), control, continued) if part)
 
 
 def compared(results: Results) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError
@@ -16,6 +16,7 @@ from interclr.evaluate import PROTOCOLS
 from interclr.types import Config, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
+CLI = ["-m", "interclr.cli"]  # what Python is started with
 PLAN = ROOT / "benchmarks" / "cifar10.yaml"
 Node = TypeVar("Node", bound=Config)
 
@@ -30,6 +31,8 @@ class Entry(Config):
     overrides: tuple[str, ...] = ()
     note: str = ""
     start: From | None = Field(None, alias="from")
+    # A control that trains with labels: what of its pairs is right (benchmarks/with_classes.py).
+    classes: tuple[Literal["positives", "negatives"], ...] = ()
 
 
 class Group(Config):
@@ -110,6 +113,13 @@ class Job:
     def held_out(self) -> bool:
         """Whether it is measured on images held out of the training: then the test set is not looked at by anything."""
         return load_settings(self.entry.recipe, self.overrides).data.hold_out > 0
+
+    @property
+    def program(self) -> list[str]:
+        """What Python is started with, before ``pretrain`` and its arguments."""
+        if not self.entry.classes:
+            return CLI
+        return [str(ROOT / "benchmarks" / "with_classes.py"), ",".join(self.entry.classes)]
 
     def portable(self) -> list[str]:
         """The overrides without what is true of one machine only."""

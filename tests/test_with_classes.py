@@ -1,0 +1,100 @@
+"""The control that trains with labels: its pairs are right, and nothing else is changed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cifar10_scripts import ROOT
+from torch.nn import functional as F
+from torchvision.io import write_png
+
+from interclr import MemoryBank
+from interclr.samplers import SemiHard, select_positive
+from interclr.types import Pairs
+
+control = importlib.import_module("with_classes")  # beside the scripts that cifar10_scripts puts on the path
+
+
+@pytest.fixture
+def bank() -> MemoryBank:
+    generator = torch.Generator().manual_seed(0)
+    bank = MemoryBank(300, 8, 12)
+    bank.fill(F.normalize(torch.randn(300, 8, generator=generator), dim=1))
+    bank.assign(torch.arange(300) % 12)
+    return bank
+
+
+CLASSES = torch.arange(300) // 7 % 5
+
+
+def test_positives_are_of_the_cluster_and_of_the_class_uniformly(bank: MemoryBank) -> None:
+    anchor = 40
+    mates = {j for j in range(300) if bank.labels[j] == bank.labels[anchor] and CLASSES[j] == CLASSES[anchor]}
+    assert len(mates) > 3
+    cut = control.within_classes(bank, CLASSES, 5)
+    index = torch.full((8000,), anchor)
+    lots = torch.randint(2**62, (8000,), generator=torch.Generator().manual_seed(1))
+    drawn, times = select_positive(index, cut.labels[index], cut, lots).unique(return_counts=True)
+    assert set(drawn.tolist()) == mates - {anchor}
+    expected = 8000 / (len(mates) - 1)
+    assert times.float().sub(expected).abs().max() < 5 * expected**0.5
+
+
+def test_an_image_that_is_alone_of_its_class_in_its_cluster_is_its_own_positive(bank: MemoryBank) -> None:
+    classes = torch.zeros(300, dtype=torch.long)
+    classes[17] = 1
+    cut = control.within_classes(bank, classes, 2)
+    index = torch.tensor([17])
+    assert select_positive(index, cut.labels[index], cut, torch.tensor([12345])).tolist() == [17]
+
+
+def test_negatives_of_the_class_are_left_out_and_others_stay(bank: MemoryBank) -> None:
+    anchors = torch.tensor([3, 100, 299])
+    drawn = SemiHard(negatives=20, pool_fraction=0.3).draw(
+        bank.features[anchors], anchors, bank, torch.Generator().manual_seed(2)
+    )
+    cosine = torch.arange(60.0).view(3, 20)
+    right = control.right_pairs(Pairs(drawn.positive, drawn.negative, cosine), anchors, CLASSES)
+    wrong = CLASSES[drawn.negative] == CLASSES[anchors][:, None]
+    assert wrong.any()
+    assert (~wrong).any()
+    assert right.negative.equal(torch.where(wrong, -1, drawn.negative))
+    assert right.cosine is not None
+    assert right.cosine.equal(torch.where(wrong, -torch.inf, cosine))
+    assert right.positive.equal(drawn.positive)
+
+
+def call(*words: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "benchmarks" / "with_classes.py")
+    return subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=300)
+
+
+def test_a_training_with_it_sees_no_wrong_negative_and_says_what_it_is(tmp_path: Path) -> None:
+    tiny = ["data.source=synthetic:64", "data.batch=16", "model.backbone=resnet10", "model.width=8"]
+    tiny += ["schedule.epochs=1", "schedule.warmup_epochs=0", "engine.device=cpu", "inter.warmup_epochs=0"]
+    done = call(
+        *("positives,negatives", "pretrain", "synthetic-mocov2-interclr", *tiny),
+        *("inter.sampler.negatives=30", "inter.sampler.pool_fraction=1", "--no-report", "--out", str(tmp_path / "run")),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["negatives_wrong"] == 0.0
+    assert "with_classes.py positives,negatives pretrain" in result["command"]
+
+
+def test_without_classes_or_with_an_unknown_part_it_says_so(tmp_path: Path) -> None:
+    assert "usage: " in call("pretrain", "default").stderr
+    torch.manual_seed(0)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(4):
+        write_png(torch.randint(256, (3, 32, 32), dtype=torch.uint8), str(folder / f"{number}.png"))
+    done = call("positives", "pretrain", "folder", "--data", str(folder), "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "this control needs the class of every image" in done.stderr
