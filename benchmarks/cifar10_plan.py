@@ -36,7 +36,10 @@ class Entry(Config):
 
 
 class Group(Config):
-    about: str = ""  # stands above the group's table: why it was run, what was found, how to read it
+    about: str = ""  # stands above the group's table: what was asked, and found; figures: see cifar10_about.py
+    short: str = ""  # the first group's: what a reader should take along, above everything
+    page: Literal["results", "choices"] = "results"
+    lost: dict[str, str] = Field({})  # RUN@SEED that left no record, and what is known of it
     runs: Annotated[dict[str, Entry], Field(min_length=1)]
     common: tuple[str, ...] = ()
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0,)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from cifar10 import Record
@@ -29,6 +29,15 @@ DEFAULTS = InterConfig().model_dump(mode="json")
 Measure = Callable[[Record], float | None]
 
 
+class Gain(NamedTuple):
+    """What the inter branch brought one run."""
+
+    seed: int
+    value: float
+    over: Record  # the run without it
+    shared: bool  # whether that is its very own first part, epoch for epoch, or has the seed and the settings only
+
+
 @dataclass(frozen=True)
 class Results:
     """The finished records of one group, by run and seed, runs in the order of the plan."""
@@ -36,6 +45,7 @@ class Results:
     group: str
     baseline: str  # the plan's first run, finished or not
     runs: dict[str, dict[int, Record]]
+    plain: tuple[Record, ...] = ()  # all finished runs without a branch, of whatever group
 
     @property
     def records(self) -> list[Record]:
@@ -53,9 +63,33 @@ class Results:
         mine, other = self.values(run, measure), self.values(baseline, measure)
         return [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
 
-    def minus(self, run: str, measure: Measure) -> str:
-        """What ``run`` gained over the group's first."""
-        return "baseline" if run == self.baseline else change(self.differences(run, self.baseline, measure))
+    def gains(self, run: str, measure: Measure) -> list[Gain]:
+        """What the branch brought ``run``, for every seed that has a run without it to compare with."""
+        found = []
+        for record in self.runs.get(run, {}).values():
+            over, shared = self.counterpart(record)
+            mine, other = measure(record), None if over is None else measure(over)
+            if over is not None and mine is not None and other is not None:
+                found.append(Gain(record["seed"], mine - other, over, shared))
+        return found
+
+    def counterpart(self, record: Record) -> tuple[Record | None, bool]:
+        """The run that is ``record`` without its branch, and whether ``record`` really began as that very run.
+
+        Its own parent first, in whatever group that has its record; else one of the same settings and seed, in this
+        group if there is one.
+        """
+        branch, work = inter_and_work({0: record})
+        if branch is None:
+            return None, False
+        alike = [
+            other
+            for other in self.plain
+            if (other["seed"], other["measured_on"]) == (record["seed"], record["measured_on"])
+            and inter_and_work({0: other}) == (None, work)
+        ]
+        alike.sort(key=lambda other: (not begins_as(record, other), other["group"] != self.group))
+        return (alike[0], begins_as(record, alike[0])) if alike else (None, False)
 
     def by_draw(self, run: str, baseline: str) -> list[float]:
         """``run`` minus ``baseline`` in low-shot mAP for every draw of images, as means over common seeds."""
@@ -69,17 +103,17 @@ class Results:
         ]
         return [statistics.mean(each) for each in zip(*differences, strict=False)]
 
-    def twin(self, run: str) -> str | None:
-        """The run that differs from ``run`` by having no inter branch, where there is one."""
-        branch, work = inter_and_work(self.runs[run])
-        if branch is None:
-            return None
-        return next((other for other in self.runs if inter_and_work(self.runs[other]) == (None, work)), None)
-
     @property
     def pairs(self) -> dict[str, str]:
         """Runs named after another, as X-interclr after X, and that other."""
         return {run: plain for run in self.runs for plain in self.runs if run.startswith(f"{plain}-")}
+
+
+def begins_as(record: Record, plain: Record) -> bool:
+    """Whether the epochs of ``record`` before its branch began are those of ``plain``."""
+    start = int((record["settings"]["inter"] or {}).get("warmup_epochs") or 0)
+    mine, other = ([row for row in each["epochs"] if row["epoch"] <= start] for each in (record, plain))
+    return start > 0 and mine == other
 
 
 def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
@@ -101,6 +135,7 @@ def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
 def arranged(records: list[Record], plan: dict[str, Group]) -> list[Results]:
     """Finished records in the order of the plan; what the plan no longer has comes last."""
     groups: list[Results] = []
+    plain = tuple(record for record in records if record["settings"]["inter"] is None)
     for group in dict.fromkeys([*plan, *(record["group"] for record in records)]):
         mine = [record for record in records if record["group"] == group]
         planned = plan[group].runs if group in plan else {}
@@ -115,8 +150,17 @@ def arranged(records: list[Record], plan: dict[str, Group]) -> list[Results]:
             if by_seed:
                 runs[name] = dict(sorted(by_seed.items()))
         if runs:
-            groups.append(Results(group, next(iter(planned or runs)), runs))
+            groups.append(Results(group, next(iter(planned or runs)), runs, plain))
     return groups
+
+
+def made_again(records: list[Record]) -> dict[str, list[Record]]:
+    """Runs of the same settings and seed that stand in the records more than once, and ended differently."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        key = [inter_and_work({0: record}), record["seed"], record["measured_on"]]
+        found.setdefault(json.dumps(key, sort_keys=True), []).append(record)
+    return {key: each for key, each in found.items() if len({KNN(record) for record in each}) > 1}
 
 
 # Figures of a record.
@@ -146,40 +190,49 @@ LEFT_OUT = protocol("knn", "leave_one_out")  # k-NN of every training image amon
 # Numbers as text.
 
 
+FEW = 3  # seeds, from which on there is an error; fewer are shown one by one
+
+
 def spread(values: Sequence[float], form: str) -> str:
-    """Mean ± standard deviation; the latter only of two or more."""
+    """Mean ± standard deviation; fewer than three one by one."""
     if not values:
         return "–"
-    return f"{statistics.mean(values):{form}} ± " + (f"{statistics.stdev(values):{form}}" if len(values) > 1 else "–")
+    if len(values) < FEW:
+        return ", ".join(f"{value:{form}}" for value in values)
+    return f"{statistics.mean(values):{form}} ± {statistics.stdev(values):{form}}"
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) >= FEW else None
 
 
 def change(values: Sequence[float]) -> str:
-    """Mean ± standard error of paired differences."""
+    """Mean ± standard error of paired differences; fewer than three one by one."""
     if not values:
         return "–"
     error = standard_error(values)
-    return f"{statistics.mean(values):+.2f} ± " + ("–" if error is None else f"{error:.2f}")
+    if error is None:
+        return ", ".join(f"{value:+.2f}" for value in values)
+    return f"{statistics.mean(values):+.2f} ± {error:.2f}"
 
 
-def beyond(values: Sequence[float]) -> str:
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where the mean lies with 95 %, were differences normal (Student's t)."""
     error = standard_error(values)
     if error is None:
-        return "–"
-    return "yes" if abs(statistics.mean(values)) > 2 * error else "no"
+        return None
+    reach = float(student.ppf(0.975, len(values) - 1)) * error
+    return statistics.mean(values) - reach, statistics.mean(values) + reach
 
 
 def chance(seeds: int) -> list[str]:
     """How much "beyond two standard errors" says of so many seeds."""
-    if seeds < 2:
+    if seeds < FEW:
         return []
-    share = 100 * 2 * float(student.sf(2, seeds - 1))
+    upwards = 100 * float(student.sf(2, seeds - 1))
     return [
-        f"With {seeds} seeds, where there is no difference at all, chance alone goes beyond two standard errors in "
-        f"{share:.0f} % of cases (Student's t)."
+        f"With {seeds} seeds, where there is no difference at all, chance alone goes beyond two standard errors "
+        f"upwards in {upwards:.0f} % of cases, and as often downwards (Student's t)."
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10_results import KNN, LOW_SHOT, Measure, Results, chance, change, drawing, rows_of, standard_error
+from cifar10_results import FEW, KNN, LOW_SHOT, Measure, Results, chance, change, drawing, rows_of, standard_error
 
 from interclr.config import flat
 
@@ -67,7 +67,7 @@ def verdict(differences: Sequence[float]) -> str:
         return "not run yet"
     error = standard_error(differences)
     if error is None:
-        return "one seed cannot tell"
+        return "too few seeds"
     mean = statistics.mean(differences)
     if abs(mean) > 2 * error:
         return "reproduced" if mean > 0 else "contradicted"
@@ -126,7 +126,7 @@ def draw_study(results: Results, path: Path) -> None:
             axes.errorbar(
                 [x for x, _ in points],
                 [statistics.mean(values) for _, values in points],
-                yerr=[statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points],
+                yerr=[statistics.stdev(values) if len(values) >= FEW else 0.0 for _, values in points],
                 marker="o",
                 capsize=3,
             )
