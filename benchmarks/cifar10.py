@@ -8,7 +8,7 @@ Finished runs are skipped, failed ones are recorded and tried again by the next 
 has a record as soon as it is trained, which is completed when it is measured, and before that one of a run that was cut
 off, with what it has measured so far: a machine may go away at any moment. A run that continues another starts when
 the other's checkpoint is there: what is asked for first is finished first, also where time runs out.
-``benchmarks/cifar10_page.py`` makes docs/results.md of the records.
+``benchmarks/cifar10_page.py`` makes docs/results.md and docs/results-choices.md of the records.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def page() -> str:
         "How these settings came about: about 60 short runs of the plain recipes and nine of MoCov2-InterCLR (margin,",
         "sampler, clusters, weight, warm-up) were compared on this same test split, one seed each; none of the nine",
         "was clearly better, so none was kept. With three seeds a later start is steadier, no run comes near to a",
-        "collapse, and on CIFAR-10 (docs/results.md) MoCov2 and BYOL gained more by it: the recipes have it now. The",
+        "collapse, and on CIFAR-10 (docs/results-choices.md) MoCov2 gained more by it: the recipes have it now. The",
         "figures are thus flattered, the plain ones more. Fewer clusters, which is nearer to the paper's ten for each",
         "class, with negatives from the nearest tenth or half:",
         "",

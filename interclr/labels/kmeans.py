@@ -29,9 +29,10 @@ def auto_clusters(n: int) -> int:
     This is the paper's 10,000 for ImageNet, 797 for CIFAR-10's 50,000 images (a prototype gained from many more
     clusters than classes) and 11 for 200 images. The mean cluster grows slowly with N: 18, 63, 128 members.
 
-    On 45,000 images of CIFAR-10 (docs/results.md, one seed so far) its 734 gave MoCov2 as much as 2,500 and 5,000 did,
-    and BYOL no less than 300 and 5,000. 100, ten for each class as in the paper, gave MoCov2 half of it (with a larger
-    pool of negatives), BYOL half, NPIDv2 nothing.
+    On 45,000 images of CIFAR-10 (docs/results-choices.md, 100 epochs, one seed each) its 734 gave MoCov2 as much k-NN
+    as 2,500 and 5,000 did, and BYOL no less than 300 and 5,000. 100, ten for each class as in the paper, gave MoCov2
+    half of it (with a larger pool of negatives), BYOL less than half of it and nearly all of the low-shot mAP, NPIDv2
+    none.
     """
     wanted = round(10_000 * math.pow(n / 1_281_167, 0.78))
     return max(2, min(n // 2, wanted))
