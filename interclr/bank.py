@@ -235,11 +235,12 @@ class MemoryBank(nn.Module):
 
     def members(self) -> tuple[Tensor, Tensor]:
         """The images grouped by label: cluster c is ``order[start[c] : start[c] + counts[c]]``, indices ascending."""
-        narrow = self.labels.to(torch.int16 if self.clusters <= 2**15 else torch.int32)  # radix sort: fewer digits
-        if narrow.is_cuda:
+        if self.labels.is_cuda:  # radix sort: fewer digits
+            narrow = self.labels.to(torch.int16 if self.clusters <= 2**15 else torch.int32)
             order = torch.argsort(narrow, stable=True)  # (N,)
-        else:  # NumPy's radix sort is several times as fast as torch's on a CPU
-            order = torch.from_numpy(np.argsort(narrow.numpy(), kind="stable"))
+        else:  # NumPy's radix sort, which it has for two bytes, is several times as fast as torch's on a CPU
+            short = self.labels.numpy().astype(np.uint16 if self.clusters <= 2**16 else np.int32)
+            order = torch.from_numpy(np.argsort(short, kind="stable"))
         start = self.counts.cumsum(0) - self.counts  # (k,)
         return order, start
 

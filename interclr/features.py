@@ -25,14 +25,19 @@ def embed_all(
     channels_last: bool = False,
     autocast: torch.dtype | None = None,
     progress: Callable[[int], None] | None = None,
+    total: int | None = None,
+    keep_on: torch.device | None = None,
 ) -> Tensor:
     """Outputs (N, F) of ``network`` in eval mode for every image, in order; the network's mode is put back after.
 
     ``transform`` turns raw images into the network's input (centre crop); ``pick`` selects one tensor from outputs.
+    Of ``total`` images, where that is known, they are written to where they stay, on ``keep_on`` (the network's device
+    by default); else they are joined at the end, which takes twice the memory.
     """
     was_training = network.training
     network.eval()
     rows: list[Tensor] = []
+    whole: Tensor | None = None
     done = 0
     try:
         for images in batches:
@@ -45,10 +50,16 @@ def embed_all(
                 torch.autocast(inputs.device.type, autocast or torch.bfloat16, enabled=autocast is not None),
             ):
                 output = network(inputs)
-            rows.append((pick(output) if pick is not None else output).float())
+            part = (pick(output) if pick is not None else output).float()
+            if total is None:
+                rows.append(part)
+            else:
+                if whole is None:
+                    whole = torch.empty(total, *part.shape[1:], device=keep_on or part.device)
+                whole[done : done + len(part)] = part
             done += len(images)
             if progress is not None:
                 progress(done)
     finally:
         network.train(was_training)
-    return torch.cat(rows)
+    return torch.cat(rows) if whole is None else whole[:done]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -108,28 +109,45 @@ def false_negatives(
 
 def _same_class(clusters: Tensor, labels: Tensor) -> float | None:
     """The chance that another image of an image's cluster has its label; None where all are alone."""
-    table = _contingency(clusters.cpu(), labels.cpu())
-    sizes = table.sum(1, keepdim=True)
-    table = table[sizes[:, 0] > 1]
-    sizes = sizes[sizes > 1][:, None]
-    return ((table * (table - 1) / (sizes - 1)).sum() / table.sum()).item() if len(table) else None
+    cells = _cells(clusters.cpu(), labels.cpu())
+    sizes = _sums(cells.cluster, cells.images)[cells.cluster]
+    several = sizes > 1
+    count, sizes = cells.images[several], sizes[several]
+    return ((count * (count - 1) / (sizes - 1)).sum() / count.sum()).item() if len(count) else None
 
 
-def _contingency(clusters: Tensor, labels: Tensor) -> Tensor:
-    table = torch.zeros(int(clusters.max()) + 1, int(labels.max()) + 1, dtype=torch.float64)
-    return table.index_put_((clusters, labels), torch.ones(len(labels), dtype=torch.float64), accumulate=True)
+class Cells(NamedTuple):
+    """How many images are of one cluster and one label, for the pairs that occur: never more than there are images.
+
+    A whole table would not do: folders of a million images can have a hundred thousand names, which are labels.
+    """
+
+    cluster: Tensor  # (n,) int64
+    label: Tensor  # (n,) int64
+    images: Tensor  # (n,) float64
+
+
+def _cells(clusters: Tensor, labels: Tensor) -> Cells:
+    width = int(labels.max()) + 1
+    pairs, count = (clusters.long() * width + labels).unique(return_counts=True)
+    return Cells(pairs // width, pairs % width, count.double())
+
+
+def _sums(group: Tensor, values: Tensor) -> Tensor:
+    return values.new_zeros(int(group.max()) + 1).index_add_(0, group, values)
 
 
 def agreement(clusters: Tensor, labels: Tensor) -> dict[str, float]:
     """Purity (share of images whose label is the commonest of their cluster) and normalised mutual information."""
-    table = _contingency(clusters, labels)
-    total = table.sum()
-    joint, rows, columns = table / total, table.sum(1) / total, table.sum(0) / total
-    mutual = torch.special.xlogy(joint, joint / (rows[:, None] * columns).clamp_min(1e-300)).sum()
+    cells, total = _cells(clusters, labels), len(labels)
+    joint = cells.images / total
+    rows, columns = _sums(cells.cluster, joint), _sums(cells.label, joint)
+    mutual = (joint * (joint / (rows[cells.cluster] * columns[cells.label])).log()).sum()
     entropies = -torch.special.xlogy(rows, rows).sum(), -torch.special.xlogy(columns, columns).sum()
     mean = (entropies[0] + entropies[1]) / 2
     nmi = (mutual / mean).item() if mean > 0 else 1.0
-    return {"purity": (table.amax(1).sum() / total).item(), "nmi": nmi}
+    commonest = torch.zeros_like(rows).scatter_reduce_(0, cells.cluster, cells.images, "amax")
+    return {"purity": (commonest.sum() / total).item(), "nmi": nmi}
 
 
 def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:

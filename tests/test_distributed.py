@@ -310,3 +310,25 @@ def test_a_process_that_loses_another_says_what_to_do(tmp_path: Path, monkeypatc
     monkeypatch.setattr(TrainStep, "__call__", fail)
     with pytest.raises(UserError, match=r"another process of this run has ended.*--resume"):
         tiny_train(tiny(), tmp_path / "run")
+
+
+def test_each_process_embeds_its_share_and_all_have_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[training.Training] = []
+    monkeypatch.setattr(training.Training, "run", lambda self, stop_after: made.append(self))
+    tiny_train(tiny("data.source=synthetic:65"), tmp_path / "run")
+    (run,) = made
+    whole = run._embed_all("all")
+    assert len(whole) == 65
+    world, sent = 4, dict[int, torch.Tensor]()
+    monkeypatch.setattr(dist, "world", lambda: world)
+
+    def gather(own: torch.Tensor) -> torch.Tensor:
+        sent[dist.rank()] = own
+        return torch.cat([sent.get(rank, own) for rank in range(world)])
+
+    monkeypatch.setattr(dist, "all_gather", gather)
+    for rank in range(world):
+        monkeypatch.setattr(dist, "rank", lambda rank=rank: rank)
+        everyone = run._embed_all("a share")
+    assert [int((part != 0).any(1).sum()) for part in sent.values()] == [16, 16, 16, 17]
+    torch.testing.assert_close(everyone, whole)

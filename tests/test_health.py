@@ -25,6 +25,17 @@ def test_agreement_against_scikit_learn(clusters: int, classes: int) -> None:
     assert figures["nmi"] == pytest.approx(normalized_mutual_info_score(labels.numpy(), found.numpy()), abs=1e-9)
 
 
+def test_as_many_labels_as_a_folder_can_have_take_no_table_of_all_pairs() -> None:
+    """50,000 clusters and 100,000 labels would be 40 GB; every step here is of the size of the images."""
+    clusters, labels = torch.arange(200_000) % 50_000, torch.arange(200_000) % 100_000
+    figures = agreement(clusters, labels)
+    assert figures["purity"] == pytest.approx(0.5)  # two labels of two images each in a cluster
+    assert figures["nmi"] == pytest.approx(2 * math.log(50_000) / (math.log(50_000) + math.log(100_000)))
+    bank = MemoryBank(200_000, 2, 50_000)
+    bank.labels.copy_(clusters)
+    assert pair_health(bank, None, labels)["positives_right"] == pytest.approx(1 / 3)  # one of three others
+
+
 def test_agreement_of_equal_partitions_is_one() -> None:
     labels = torch.arange(60) % 6
     assert agreement(5 - labels, labels) == pytest.approx({"purity": 1.0, "nmi": 1.0})

@@ -72,7 +72,14 @@ def build_learner(settings: Settings, images: int) -> Learner:
     dtype = torch.bfloat16 if numbers == "bfloat16" else torch.float32
     clusters = int(inter.clusters) if inter is not None else 0
     generator = torch.Generator().manual_seed(settings.seed)
-    bank = MemoryBank(images, intra.dim, clusters, momentum, dtype, generator)
+    try:
+        bank = MemoryBank(images, intra.dim, clusters, momentum, dtype, generator)
+    except RuntimeError as error:  # torch's, of memory that is not there
+        size = images * intra.dim * dtype.itemsize / 1e9
+        raise UserError(
+            f"the memory bank of {images:,} images × {intra.dim} numbers takes {size:,.0f} GB, more than there is: "
+            "use inter.bank_dtype=bfloat16 (with a branch), a smaller method.dim or fewer images"
+        ) from error
     if inter is None:
         return Learner(intra, bank)
     return Learner(intra, bank, inter.labels.build(), inter.sampler.build(), inter)

@@ -53,7 +53,7 @@ class Monitor:
         truth = self.data.queries.labels
         assert truth is not None
         labels = self.data.labels[self.rows]
-        bank, labels = self._readable(network, self._take(self.rows), labels, "embedding training images for k-NN")
+        bank, labels = self._readable(network, self.take(self.rows), labels, "embedding training images for k-NN")
         queries, truth = self._readable(network, self.data.queries, truth, "embedding test images for k-NN")
         if not len(bank) or not len(queries):
             self.screen.warn("no k-NN: none of the images it is measured on can be read")
@@ -82,7 +82,7 @@ class Monitor:
         """Rank and uniformity of the embedding on some training images, and the clusters' state; says what is wrong."""
         rows = evenly(len(self.data.source), HEALTH_IMAGES)
         encoder = learner.intra.bank_encoder()
-        figures = embedding_health(self.embed(encoder, self._take(rows), "embedding images for health"))
+        figures = embedding_health(self.embed(encoder, self.take(rows), "embedding images for health"))
         if learner.bank is not None and learner.inter_active(epoch):
             figures |= cluster_health(learner.bank, self.data.labels)
             sampler = learner.sampler if learner.intra.uses_negatives else None
@@ -120,9 +120,10 @@ class Monitor:
                 channels_last=engine.channels_last,
                 autocast=PRECISIONS[engine.precision],
                 progress=tell,
+                total=len(images),
             )
 
-    def _take(self, rows: Tensor) -> Canvas | Source:
+    def take(self, rows: Tensor) -> Canvas | Source:
         images = self.data.images
         return images.rows(rows) if isinstance(images, Canvas) else Subset(images, rows.tolist())
 

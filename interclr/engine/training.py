@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -325,7 +326,18 @@ class Training:
             bank.rebuild()
 
     def _embed_all(self, what: str) -> Tensor:
-        return self.monitor.embed(self.learner.intra.bank_encoder(), self.data.images, what, heed=self._heed)
+        """Features (N, D) of every image. Each process embeds its share of them, and has them all then."""
+        encoder, world = self.learner.intra.bank_encoder(), dist.world()
+        if world == 1:
+            return self.monitor.embed(encoder, self.data.images, what, heed=self._heed)
+        begins = [self.images * rank // world for rank in range(world + 1)]
+        own = self.monitor.take(torch.arange(*begins[dist.rank() : dist.rank() + 2]))
+        features = self.monitor.embed(encoder, own, what)
+        share = -(-self.images // world)
+        padded = features.new_zeros(share, features.shape[1])  # all of one size
+        padded[: len(features)] = features
+        parts = dist.all_gather(padded).split(share)
+        return torch.cat([part[: end - begin] for part, (begin, end) in zip(parts, pairwise(begins), strict=True)])
 
     def _heed(self) -> None:
         """Several ranks go on until they can compare, as one that left would keep the others waiting; and half-summed
@@ -410,13 +422,14 @@ class Training:
 
     def _finish(self) -> None:
         self._save()  # first: a run killed while it is measured loses nothing
+        if dist.is_main():
+            know_images(self.learner.intra.encoder.backbone, self.settings)
+            save_backbone(self.folder / "backbone.safetensors", self.learner.intra.encoder.backbone)
         figures = self._measure(self.plan.epochs - 1)
         seconds = self._elapsed()
         unreadable = dict(item for found in dist.gathered(self._met()) for item in found.items())
         if not dist.is_main():
             return
-        know_images(self.learner.intra.encoder.backbone, self.settings)
-        save_backbone(self.folder / "backbone.safetensors", self.learner.intra.encoder.backbone)
         result = {
             "finished": True,
             "method": self.settings.method.name,

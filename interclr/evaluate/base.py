@@ -208,8 +208,10 @@ def features_of(subject: Subject, source: Source, context: Context) -> Tensor:
     return features
 
 
-def embed_source(subject: Subject, source: Source, context: Context, unreadable: Unreadable) -> Tensor:
-    """Features (N, F) of every image, centre-cropped, in order.
+def embed_source(
+    subject: Subject, source: Source, context: Context, unreadable: Unreadable, keep_on: torch.device | None = None
+) -> Tensor:
+    """Features (N, F) of every image, centre-cropped, in order, on ``keep_on`` or where the network is.
 
     The row of an unreadable image holds its neighbour's features; ``unreadable`` tells which rows not to trust.
     """
@@ -225,6 +227,8 @@ def embed_source(subject: Subject, source: Source, context: Context, unreadable:
             transform,
             autocast=context.autocast,
             progress=lambda done: progress(done, len(source)),
+            total=len(source),
+            keep_on=keep_on,
         )
     return features
 

@@ -29,14 +29,15 @@ from interclr.screen import Screen
 from interclr.types import UserError
 
 LARGEST = 12  # clusters whose composition is drawn
+MATCHED = 4000  # classes up to which clusters are matched to them: the work grows with their cube
 PLUS_PLUS = 1000  # k-means++ up to this many clusters: it takes k passes
 
 
 def cluster_scores(clusters: Tensor, labels: Tensor) -> dict[str, float]:
     """NMI (arithmetic mean of the entropies), adjusted Rand index and purity, each at most 1.
 
-    Where there are as many clusters as classes, also ``accuracy`` in percent under the best one-to-one matching of
-    clusters to classes. Images with label −1 are left out.
+    Where there are as many clusters as classes, and no more than 4,000, also ``accuracy`` in percent under the best
+    one-to-one matching of clusters to classes. Images with label −1 are left out.
     """
     known = (labels >= 0).cpu()
     if not bool(known.any()):
@@ -51,7 +52,7 @@ def cluster_scores(clusters: Tensor, labels: Tensor) -> dict[str, float]:
         "clusters": float(clusters.max() + 1),
         "classes": float(labels.max() + 1),
     }
-    if figures["clusters"] == figures["classes"]:
+    if figures["clusters"] == figures["classes"] <= MATCHED:
         table = contingency(clusters, labels)
         rows, columns = linear_sum_assignment(table, maximize=True)
         figures["accuracy"] = 100 * float(table[rows, columns].sum()) / len(labels)
@@ -59,7 +60,7 @@ def cluster_scores(clusters: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def contingency(clusters: Tensor, labels: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """How many images of each cluster (row) have each label (column)."""
+    """How many images of each cluster (row) have each label (column): for few clusters, or few classes."""
     rows, columns = int(clusters.max()) + 1, int(labels.max()) + 1
     return torch.bincount(clusters * columns + labels, minlength=rows * columns).view(rows, columns).numpy()
 
@@ -148,8 +149,10 @@ class Clusters(Evaluation):
         known = labels >= 0
         sizes = clusters.bincount()
         largest = sizes.topk(min(LARGEST, int((sizes > 0).sum()))).indices
-        table = torch.from_numpy(contingency(clusters[known], labels[known]))
-        table = F.pad(table, (0, 0, 0, len(sizes) - len(table)))[largest].double()
+        row = torch.full_like(sizes, -1).scatter_(0, largest, torch.arange(len(largest)))[clusters]  # −1: not drawn
+        shown = known & (row >= 0)
+        table = torch.zeros(len(largest), int(labels.max()) + 1, dtype=torch.float64)
+        table.index_put_((row[shown], labels[shown]), torch.ones((), dtype=torch.float64), accumulate=True)
         share = 100 * table / table.sum(1, keepdim=True).clamp_min(1)
         common = share.sum(0).topk(min(10, share.shape[1])).indices.tolist()  # beyond ten, colours repeat
         names = data.train.classes

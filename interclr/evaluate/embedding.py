@@ -30,7 +30,8 @@ def write_features(
         raise UserError(f"{out} is a folder: name the file to write")
     source, unreadable = open_source(data, split, root, max_side=largest_side(subject.image_size)), Unreadable()
     check_writable(out.parent, "name another file")
-    features = embed_source(subject, source, Context(out.parent, device, screen), unreadable).cpu().contiguous()
+    context, host = Context(out.parent, device, screen), torch.device("cpu")  # a GPU may not have room for all
+    features = embed_source(subject, source, context, unreadable, host)
     if unreadable.reasons:
         many = f"{len(unreadable.reasons)} of {len(source)} images are unreadable"
         screen.warn(f"{many}, the first is {unreadable.first}")

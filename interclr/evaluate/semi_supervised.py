@@ -348,7 +348,9 @@ class _FineTuning:
                 channels_last=context.device.type == "cuda",
                 autocast=context.autocast,
                 progress=lambda done: progress(done, len(source)),
-            ).cpu()
+                total=len(source),
+                keep_on=torch.device("cpu"),
+            )
         refuse_broken(met)
         return logits
 

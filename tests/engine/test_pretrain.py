@@ -404,6 +404,14 @@ def test_bad_numbers(out: Path) -> None:
     refused(tiny("model.backbone=resnet11"), out, r"model\.backbone='resnet11'")
 
 
+def test_a_bank_that_memory_does_not_hold_is_told_in_its_size(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] you tried to allocate 4096 bytes")
+
+    monkeypatch.setattr("interclr.engine.build.MemoryBank", refuse)
+    refused(tiny(*INTER), out, r"the memory bank of 64 images × 16 numbers takes 0 GB, .* inter\.bank_dtype=bfloat16")
+
+
 def test_as_many_clusters_as_files_but_not_as_readable_ones(out: Path, tmp_path: Path) -> None:
     folder = write_images(tmp_path / "images", 20)
     (folder / "019.png").write_bytes(b"broken")

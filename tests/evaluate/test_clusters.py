@@ -55,6 +55,12 @@ def test_matched_accuracy_and_unlabelled_images() -> None:
         cluster_scores(torch.tensor([0, 1]), torch.tensor([-1, -1]))
 
 
+def test_thousands_of_classes_are_not_matched() -> None:
+    many = torch.arange(4001)
+    assert "accuracy" not in cluster_scores(many, many)
+    assert cluster_scores(many[:300], many[:300])["accuracy"] == 100
+
+
 def test_k_means_of_the_features(tmp_path: Path) -> None:
     first = Clusters().run(*setting(tmp_path / "a"))
     assert first["accuracy"] == 100
