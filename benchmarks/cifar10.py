@@ -2,7 +2,8 @@
 
     python benchmarks/cifar10.py main --jobs 2 --set "data.root=/data"
     python benchmarks/cifar10.py choices-mocov2 plain paper + choices-byol plain@0 plain@1 --until 1500
-    benchmarks/cifar10_gpu.sh 1500 choices-byol          (several on one GPU under MPS, as most records were made)
+    benchmarks/cifar10_gpu.sh 1500 choices-byol          (several on one GPU under MPS, as most records were made;
+                                                          cifar10_detached.sh where commands are of limited length)
 
 Finished runs are skipped, failed ones are recorded and tried again by the next call, interrupted ones continue. A run
 has a record as soon as it is trained, which is completed when it is measured, and before that one of a run that was cut

@@ -9,6 +9,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -507,3 +508,28 @@ def test_the_gpu_script_hands_everything_on(tmp_path: Path) -> None:
     over = subprocess.run([script[0], "1", "tiny", *words[2:]], capture_output=True, text=True, env=environment)
     assert over.returncode == 124  # long before the run could end
     assert not (tmp_path / "records" / "tiny").exists()
+
+
+def test_runs_go_on_between_commands_and_their_records_come_back(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"tiny": {"common": TINY, "seeds": [0], "runs": {"a": {"recipe": "synthetic-npidv2"}}}})
+    environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path / "work"), "INTERCLR_COMMIT": "c0ffee"}
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        script = str(ROOT / "benchmarks" / "cifar10_detached.sh")
+        return subprocess.run([script, *words], capture_output=True, text=True, env=environment, timeout=200)
+
+    assert "nothing was started" in call("look").stderr
+    assert call("start", "150", "tiny", "--plan", str(plan)).returncode == 0
+    again = call("start", "150", "tiny", "--plan", str(plan))
+    assert (again.returncode, "runs go on" in again.stderr) == (2, True)
+    assert call("look", "0", str(tmp_path / "early")).returncode == 3
+    assert (tmp_path / "early" / "records.tgz").exists()
+    done = call("look", "150", str(tmp_path / "got"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tiny/a-s0: k-NN" in done.stdout
+    with tarfile.open(tmp_path / "got" / "records.tgz") as packed:
+        file = packed.extractfile("results/cifar10/tiny/a-s0.json")
+        assert file is not None
+        record = json.load(file)
+    assert (record["commit"], "figures" in record) == ("c0ffee", True)
+    assert not (ROOT / "results" / "cifar10" / "tiny").exists()
