@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from interclr.data import listing
 from interclr.data.listing import cache_folder, list_images
@@ -42,6 +45,21 @@ def count_scans(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(listing, "scan", scan)
     return scans
+
+
+def by_parts(name: str) -> tuple[list[str | int], str]:
+    """Text and numbers in turn: what the order means."""
+    parts: list[str | int] = [*re.split("([0-9]+)", name)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
+
+
+NAMES = st.text(st.sampled_from("ab0129_.\x01\udcff٣"), min_size=1, max_size=8)
+
+
+@given(st.lists(NAMES, max_size=12))
+def test_the_key_orders_as_text_and_numbers_in_turn_do(names: list[str]) -> None:
+    assert sorted(names, key=listing.natural) == sorted(names, key=by_parts)
 
 
 def test_order_is_natural_and_files_come_before_subfolders(tmp_path: Path) -> None:
