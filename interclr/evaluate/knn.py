@@ -17,6 +17,7 @@ from interclr.run.files import save_tensors
 from interclr.types import UserError
 
 ROWS = 2**12  # left out one by one, so many at a time: bounds memory, and tells how far it is
+VOTES = 2**27  # of all classes, at once and in the file: half a gigabyte
 CURVE = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # values of k in the plot, as far as there are images
 
 
@@ -52,12 +53,20 @@ class KNN(Evaluation):
         labels, truth = data.train.labels.to(bank.device), data.test.labels.to(bank.device)
         ks = sorted({k, *(value for value in CURVE if value <= min(max(2 * k, 200), count))})
         similarity, nearest = nearest_rows(bank, queries, ks[-1])
-        curve: dict[int, dict[str, float]] = {}
-        for value in ks:  # the k nearest are the first k of the most, so one search serves all
-            scores = votes_of(similarity[:, :value], labels[nearest[:, :value]], data.classes, self.temperature)
-            curve[value] = accuracies(scores.where(scores > 0, -torch.inf), truth)  # no vote is no answer
-            if value == k:
-                self._keep(scores, truth, nearest, context)
+        hits: dict[int, Tensor] = dict.fromkeys(ks, truth.new_zeros(2))
+        kept: list[dict[str, Tensor]] = []
+        for rows in torch.arange(len(truth), device=bank.device).split(max(1, VOTES // data.classes)):
+            for value in ks:  # the k nearest are the first k of the most, so one search serves all
+                near = similarity[rows, :value], labels[nearest[rows, :value]]
+                scores = votes_of(*near, data.classes, self.temperature)
+                hits[value] = hits[value] + hits_of(
+                    scores.where(scores > 0, -torch.inf), truth[rows]
+                )  # no vote: no hit
+                if value == k:
+                    kept.append(self._kept(scores, truth[rows], nearest[rows], len(truth)))
+        curve = {value: shares(hits[value], len(truth), data.classes) for value in ks}
+        tensors = {name: torch.cat([part[name] for part in kept]) for name in kept[0]}
+        save_tensors(context.out / "predictions.safetensors", tensors)
         figures = {**curve[k], "k": float(k), "temperature": self.temperature}
         if self.leave_one_out:
             figures["leave_one_out"] = self._leave_one_out(bank, labels, data.classes, k, context)
@@ -84,14 +93,16 @@ class KNN(Evaluation):
                 progress(min(begin + ROWS, len(bank)), len(bank))
         return 100 * right / len(bank)
 
-    def _keep(self, scores: Tensor, truth: Tensor, nearest: Tensor, context: Context) -> None:
+    def _kept(self, scores: Tensor, truth: Tensor, nearest: Tensor, images: int) -> dict[str, Tensor]:
+        """What of some test images goes into the file; the votes only where those of all are no huge table."""
         kept = {
             "prediction": scores.argmax(1),
             "label": truth,
-            "votes": scores / scores.sum(1, keepdim=True),
             "nearest": nearest[:, :10],  # rows of the training set, nearest first
         }
-        save_tensors(context.out / "predictions.safetensors", kept)
+        if images * scores.shape[1] <= VOTES:
+            kept["votes"] = scores / scores.sum(1, keepdim=True)
+        return kept
 
     def _show(
         self,
@@ -122,7 +133,16 @@ def accuracies(scores: Tensor, truth: Tensor) -> dict[str, float]:
 
     With up to five classes top-5 would always be right: there is none.
     """
+    return shares(hits_of(scores, truth), len(truth), scores.shape[1])
+
+
+def hits_of(scores: Tensor, truth: Tensor) -> Tensor:
+    """(2,) how often the first, and any of the first five, is right."""
     best, ranked = scores.topk(min(TOP, scores.shape[1]))
     hits = (ranked == truth[:, None]) & (best > -torch.inf)
-    top1, top5 = torch.stack((hits[:, 0].double().mean(), hits.any(1).double().mean())).mul(100).tolist()
-    return {"top1": top1, "top5": top5} if scores.shape[1] > TOP else {"top1": top1}
+    return torch.stack((hits[:, 0].sum(), hits.any(1).sum()))
+
+
+def shares(hits: Tensor, images: int, classes: int) -> dict[str, float]:
+    top1, top5 = (100 * count / images for count in hits.tolist())
+    return {"top1": top1, "top5": top5} if classes > TOP else {"top1": top1}

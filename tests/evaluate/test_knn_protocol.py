@@ -13,6 +13,7 @@ from torch import nn
 
 from interclr import knn
 from interclr.data.source import ArraySource
+from interclr.evaluate import knn as protocol
 from interclr.evaluate.base import Context, LabelledData, Subject, features_of
 from interclr.evaluate.knn import KNN
 from interclr.knn import auto_k
@@ -62,6 +63,21 @@ def test_against_scikit_learn(k: int, temperature: float, tmp_path: Path) -> Non
     one = KNeighborsClassifier(1, metric="cosine", algorithm="brute").fit(bank, data.train.labels)
     assert result["accuracy_by_k"]["1"]["top1"] == pytest.approx(100 * one.score(queries, truth))
     assert (where.out / "knn.png").stat().st_size > 1000
+
+
+def test_a_table_of_votes_of_many_classes_is_made_in_parts_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = LabelledData(source(300, 0), source(100, 1), "patterns")
+    whole = KNN(k=20).run(SUBJECT, data, context(tmp_path / "whole"))
+    monkeypatch.setattr(protocol, "VOTES", 7 * data.classes)  # seven images at once
+    assert KNN(k=20).run(SUBJECT, data, context(tmp_path / "parts")) == whole
+    one, other = (load_file(tmp_path / name / "predictions.safetensors") for name in ("whole", "parts"))
+    assert one.keys() - other.keys() == {"votes"}
+    for name, tensor in other.items():
+        assert torch.equal(tensor, one[name])
+    curves = [json.loads((tmp_path / name / "result.json").read_text())["accuracy_by_k"] for name in ("whole", "parts")]
+    assert curves[0] == curves[1]
 
 
 def test_leave_one_out_against_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
