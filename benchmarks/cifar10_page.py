@@ -314,7 +314,7 @@ def group_section(results: Results, group: Group | None, groups: dict[str, Resul
         ]
     if compared(results):
         lines += [f"![k-NN gained by the branch](images/{picture_of(results)})", ""]
-    if results.group == OBSERVED:
+    if results.group in OBSERVED:
         lines += observations(results)
     return lines + curve_section(results, curves_of(results))
 

@@ -91,6 +91,10 @@ class Results:
         alike.sort(key=lambda other: (not begins_as(record, other), other["group"] != self.group))
         return (alike[0], begins_as(record, alike[0])) if alike else (None, False)
 
+    def is_control(self, run: str) -> bool:
+        """Whether it trains with labels."""
+        return any(record.get("classes") for record in self.runs[run].values())
+
     def by_draw(self, run: str, baseline: str) -> list[float]:
         """``run`` minus ``baseline`` in low-shot mAP for every draw of images, as means over common seeds."""
         mine, other = (

@@ -11,8 +11,10 @@ from cifar10_results import FEW, KNN, LOW_SHOT, Measure, Results, chance, change
 
 from interclr.config import flat
 
-STUDY, BASE, PLAIN = "study-", "interclr", "plain"  # groups whose names begin so have curves
-OBSERVED = "study-npidv2"  # the group that is set up as the paper's study is
+STUDY, PLAIN = "study-", "plain"  # groups whose names begin so have curves
+OBSERVED = ("study-npidv2", "small-controls")  # groups with the runs that the paper's observations compare
+BASES = ("interclr", "branch")  # what one thing at a time is changed of: whichever a group has
+BASE = BASES[0]
 OBSERVATIONS = (
     # what the paper says, the run that should be ahead, of which other
     ("1: labels kept up to date online are better than offline ones", "negatives-random", "labels-offline"),
@@ -37,6 +39,7 @@ DERIVED = ("sampler.candidates",)  # follows from the others
 def observations(results: Results) -> list[str]:
     table, seeds = [], 0
     for told, better, worse in OBSERVATIONS:
+        better, worse = (base_of(results) if run == BASE else run for run in (better, worse))
         knn, low = (results.differences(better, worse, measure) for measure in (KNN, LOW_SHOT))
         seeds = max(seeds, len(knn))
         shown = (str(len(knn)), change(knn), verdict(knn), change(low), verdict(low))
@@ -62,6 +65,10 @@ def observations(results: Results) -> list[str]:
     ]
 
 
+def base_of(results: Results) -> str:
+    return next((run for run in BASES if run in results.runs), BASE)
+
+
 def verdict(differences: Sequence[float]) -> str:
     if not differences:
         return "not run yet"
@@ -76,17 +83,20 @@ def verdict(differences: Sequence[float]) -> str:
 
 def curves(results: Results) -> dict[str, list[tuple[float, str]]]:
     """For each setting with a curve its values and the runs that have them, ascending."""
-    if not results.group.startswith(STUDY) or BASE not in results.runs:
+    name = base_of(results)
+    if not (results.group.startswith(STUDY) or results.group in OBSERVED) or name not in results.runs:
         return {}
-    base = settings_of(results, BASE)
+    base = settings_of(results, name)
     found: dict[str, list[tuple[float, str]]] = {}
     for run in results.runs:
         mine = settings_of(results, run)
+        if results.is_control(run):
+            continue
         changed = [key for key in base if mine.get(key) != base[key]] if mine else []
         if len(changed) == 1 and changed[0] in AXES and set(mine) == set(base):
             found.setdefault(changed[0], []).append((mine[changed[0]], run))
     for key, points in found.items():
-        points.append((base[key], BASE))
+        points.append((base[key], name))
         if key == "intra_weight" and PLAIN in results.runs:
             points.append((1.0, PLAIN))
     return {key: sorted(found[key]) for key in AXES if key in found}
