@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.stats import t as student  # type: ignore[import-untyped]
 
+from interclr.config import GONE
 from interclr.evaluate.plots import STYLE
 from interclr.learner import InterConfig
 from interclr.types import UserError
@@ -125,6 +126,8 @@ def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     settings = next(iter(by_seed.values()))["settings"]
     branch, method = settings["inter"], dict(settings["method"])
     if branch is not None:
+        gone = {key.removeprefix("inter."): nothing for key, nothing in GONE.items()}
+        branch = {key: value for key, value in branch.items() if key not in gone or gone[key] != value}
         branch = DEFAULTS | branch  # older records lack what is newer than they are
     if branch is not None and method["name"] in NO_NEGATIVES:
         branch = {key: value for key, value in branch.items() if key not in ("sampler", "margin")}

@@ -9,7 +9,7 @@ from typing import Any
 
 from cifar10_results import FEW, KNN, LOW_SHOT, Measure, Results, chance, change, drawing, rows_of, standard_error
 
-from interclr.config import flat
+from interclr.config import GONE, flat
 
 STUDY, PLAIN = "study-", "plain"  # groups whose names begin so have curves
 OBSERVED = ("study-npidv2", "small-controls")  # groups with the runs that the paper's observations compare
@@ -105,7 +105,8 @@ def curves(results: Results) -> dict[str, list[tuple[float, str]]]:
 def settings_of(results: Results, run: str) -> dict[str, Any]:
     """The settings of a run's inter branch, flat."""
     branch = next(iter(results.runs[run].values()))["settings"]["inter"]
-    return {key: value for key, value in flat(branch or {}).items() if key not in DERIVED}
+    gone = [key.removeprefix("inter.") for key in GONE]
+    return {key: value for key, value in flat(branch or {}).items() if key not in (*DERIVED, *gone)}
 
 
 def curve_section(results: Results, picture: str) -> list[str]:

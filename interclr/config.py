@@ -117,6 +117,7 @@ class Settings(Config):
 
 
 Tree = dict[str, Any]
+GONE: dict[str, Any] = {"inter.forgiveness": 0.0, "inter.bank_view": None}  # settings of before, and what was nothing
 # Where and how a run is carried out, not what it computes: keys, and sections with a dot behind them.
 CARRIED_OUT = (
     *("data.root", "data.resident", "data.workers", "data.unreadable", "checkpoint."),
@@ -231,9 +232,21 @@ def _names_another(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 def settings_from(tree: Mapping[str, Any]) -> Settings:
     try:
-        return Settings.model_validate(tree)
+        return Settings.model_validate(_without_gone(tree))
     except ValidationError as error:
         raise UserError(explain(error)) from error
+
+
+def _without_gone(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Runs of before have settings that are no longer there; where they did nothing, nothing is missed."""
+    for key, nothing in GONE.items():
+        section, _, name = key.rpartition(".")
+        inner = tree.get(section)
+        if isinstance(inner, Mapping) and name in inner:
+            if inner[name] != nothing:
+                raise UserError(f"{key}: no longer there, since it did not help (CHANGELOG.md); leave it out")
+            tree = {**tree, section: {own: value for own, value in inner.items() if own != name}}
+    return tree
 
 
 def dump(settings: Settings) -> str:

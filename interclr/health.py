@@ -12,11 +12,9 @@ from torch import Tensor
 from interclr.bank import MemoryBank
 from interclr.features import evenly
 from interclr.samplers import Sampler
-from interclr.samplers.base import select_positive
 
 SAMPLE = 2048  # rows used for the quadratic figures
 QUANTILE_LIMIT = 2**24  # clusters that torch's quantile takes; of more, the middle one or its neighbour is told
-PAIRS = 2**14  # positives that are drawn to look at them
 ANCHORS = 512  # images for which negatives are drawn to look at them
 
 
@@ -64,9 +62,7 @@ def pair_health(bank: MemoryBank, sampler: Sampler | None, labels: Tensor | None
     """How often a pair is what it is taken for, where true labels exist (never used for training).
 
     ``positives_right``: the share of positives of the anchor's class, expected over all draws, for images that have
-    others in their cluster (one that is alone is its own positive, which says nothing). ``near_positives_right``: of
-    one draw, for the half of the pairs that are nearer to each other in the bank; by how much it is above the former
-    tells whether nearness can tell right positives from wrong ones (``inter.forgiveness``). ``negatives_wrong``: the
+    others in their cluster (one that is alone is its own positive, which says nothing). ``negatives_wrong``: the
     share of negatives of its class, in one draw for some images as the bank has them; by chance it would be the share
     of the class. The draw has random numbers of its own: a run is the same whether it is looked at or not.
     """
@@ -76,25 +72,11 @@ def pair_health(bank: MemoryBank, sampler: Sampler | None, labels: Tensor | None
     known = (labels >= 0).nonzero().flatten()
     right = _same_class(bank.labels[known], labels[known])
     figures = {} if right is None else {"positives_right": right}
-    near = _right_where_near(bank, labels, known[evenly(len(known), PAIRS).to(known.device)])
-    figures |= {} if near is None else {"near_positives_right": near}
     if sampler is not None:
         anchors = known[evenly(len(known), ANCHORS).to(known.device)]
         wrong = false_negatives(bank, sampler, labels, anchors, torch.Generator().manual_seed(0))
         figures |= {} if wrong is None else {"negatives_wrong": wrong}
     return figures
-
-
-def _right_where_near(bank: MemoryBank, labels: Tensor, anchors: Tensor) -> float | None:
-    lots = torch.randint(2**62, anchors.shape, generator=torch.Generator().manual_seed(0)).to(anchors.device)
-    positive = select_positive(anchors, bank.labels[anchors], bank, lots)
-    told = (positive != anchors) & (labels[positive] >= 0)
-    anchors, positive = anchors[told], positive[told]
-    if not len(anchors):
-        return None
-    cosine = (bank.features[anchors].float() * bank.features[positive].float()).sum(1)
-    near = cosine.argsort(descending=True, stable=True)[: math.ceil(len(cosine) / 2)]
-    return (labels[anchors[near]] == labels[positive[near]]).double().mean().item()
 
 
 def false_negatives(

@@ -8,7 +8,6 @@ A loss reads the bank as it was before the step and writes nothing. State is wri
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -17,11 +16,9 @@ from torch import Tensor, nn
 
 from interclr import dist
 from interclr.bank import MemoryBank
-from interclr.data.view_parameters import View
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
 from interclr.losses import MarginKind
-from interclr.models import Encoded
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
 from interclr.samplers.base import Prepared, select_positive
 from interclr.streams import start_beside, wait_for_side_streams
@@ -39,12 +36,10 @@ class InterConfig(Config):
     loss: Literal["own", "margin_nce"] = "own"
     margin: Annotated[float, Field(ge=-2, le=2)] = -0.5  # m of the inter loss
     margin_kind: MarginKind = "cosine"
-    forgiveness: Annotated[float, Field(ge=0)] = 0.0  # q: how little a far positive counts; 0 is the paper's
     # Epochs of intra only, at no cost; clusters start after them. auto: half of all.
     warmup_epochs: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
     head: Literal["shared", "separate"] = "shared"
     bank_momentum: Annotated[float, Field(gt=0, le=1)] | None = None  # ω; None: what suits the method
-    bank_view: View | None = None  # of which the bank keeps features, such as a weak one; None: the method's own views
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
@@ -63,7 +58,7 @@ class Learner(nn.Module):
         self.intra, self.bank, self.labels, self.sampler, self.inter = intra, bank, labels, sampler, inter
         self.generator: torch.Generator | None = None  # of the pairs; seeded by the engine, equal on all ranks
         if inter is not None:
-            intra.inter_margin, intra.forgiveness = Margin(inter.margin, inter.margin_kind), inter.forgiveness
+            intra.inter_margin = Margin(inter.margin, inter.margin_kind)
             intra.uses_negatives = intra.uses_negatives or inter.loss == "margin_nce"
 
     def inter_active(self, epoch: int) -> bool:
@@ -87,25 +82,8 @@ class Learner(nn.Module):
         assert self.inter is not None
         wait_for_side_streams()
         inter = self.intra.inter_loss(embeddings, self._complete_draw(embeddings, prepared), self.bank)
-        if self.inter.bank_view is not None:
-            assert len(batch.views) > self.intra.views_needed, "the bank's own view comes after the method's"
-            embeddings = replace(embeddings, feature=self._bank_feature(batch.views[-1]))
         weight = self.inter.intra_weight  # λ
         return weight * intra + (1 - weight) * inter, embeddings, terms | {"inter_loss": inter.detach()}
-
-    @torch.no_grad()
-    def _bank_feature(self, view: Tensor) -> Tensor:
-        """(B, D) of a view that no loss sees, by the bank's encoder as it is measured by: no batch tells on its images.
-
-        So were the features with which the clusters started.
-        """
-        encoder = self.intra.bank_encoder()
-        training = encoder.training
-        try:
-            encoded: Encoded = encoder.eval()(view)
-        finally:  # a capture that fails goes on without one
-            encoder.train(training)
-        return encoded.inter_projection
 
     @torch.no_grad()
     def _prepare_draw(self, index: Tensor) -> Prepared:

@@ -54,7 +54,13 @@ def margin_nce(
         logits = torch.cat([positive[:, None], negative], dim=1) / temperature  # (B, 1 + K)
         first = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         loss = F.cross_entropy(logits, first, reduction="none")  # (B,)
-    return _reduced(loss, reduction)
+    if reduction == "mean":
+        return loss.mean()
+    if reduction == "sum":
+        return loss.sum()
+    if reduction == "none":
+        return loss
+    raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
 
 
 # torch.compile (2.11) would trace into these two and, as their forward writes in place, drop their gradient without a
@@ -112,20 +118,7 @@ def arc_margin(cosine: Tensor, margin: float) -> Tensor:
     return torch.where(cosine < math.cos(margin), shifted, cosine - math.cos(margin) + 1)
 
 
-def forgiving(loss: Tensor, forgiveness: float, least: float = 0.0) -> Tensor:
-    """(1 − e^{−q·ℓ}) / q of each anchor's loss ℓ, counted from its ``least`` value; q = 0 is ℓ itself.
-
-    An anchor's gradient is that of ℓ times e^{−q·ℓ}: where the positive is far away, and so more likely a wrong one, it
-    counts for less. Without it those pull hardest, and may be learnt by heart late in training, as wrong labels are.
-    Of MarginNCE, where e^{−ℓ} is the probability p of the positive, this is the generalised cross-entropy (1 − p^q) / q
-    (Zhang and Sabuncu 2018); of a squared distance it is Welsch's robust loss. Beyond the paper, which has the margin.
-    """
-    if not forgiveness >= 0:
-        raise ValueError(f"forgiveness is 0 or more, not {forgiveness}")
-    return loss if forgiveness == 0 else least - torch.expm1(-forgiveness * (loss - least)) / forgiveness
-
-
-def byol_mse(prediction: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
+def byol_mse(prediction: Tensor, target: Tensor) -> Tensor:
     """BYOL's loss, the squared distance of the normalised vectors: mean of 2 − 2 cos(prediction, target).
 
     Both are (..., D) and are normalised here, which changes nothing if they already are. Whether the target carries
@@ -133,7 +126,7 @@ def byol_mse(prediction: Tensor, target: Tensor, reduction: Reduction = "mean") 
     """
     prediction = F.normalize(_at_least_float32(prediction), dim=-1)
     target = F.normalize(_at_least_float32(target), dim=-1)
-    return _reduced(2 - 2 * (prediction * target).sum(dim=-1), reduction)
+    return (2 - 2 * (prediction * target).sum(dim=-1)).mean()
 
 
 def cosines(
@@ -217,16 +210,6 @@ def _widened(bank: Tensor, dtype: torch.dtype, workspace: int) -> Tensor | None:
 def _chunks(count: int, bytes_each: int, workspace: int) -> Iterator[slice]:
     step = max(1, workspace // max(1, bytes_each))
     return (slice(begin, begin + step) for begin in range(0, count, step))
-
-
-def _reduced(loss: Tensor, reduction: Reduction) -> Tensor:
-    if reduction == "mean":
-        return loss.mean()
-    if reduction == "sum":
-        return loss.sum()
-    if reduction == "none":
-        return loss
-    raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

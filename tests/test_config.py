@@ -235,3 +235,14 @@ def test_an_unknown_recipe_suggests_near_ones_or_lists_all() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_settings().seed = 3  # type: ignore[misc]
+
+
+def test_settings_that_are_gone_are_missed_only_where_they_did_something(tmp_path: Path) -> None:
+    old, kept = tmp_path / "resolved.yaml", "  margin_kind: cosine\n  warmup_epochs"
+    text = dump(load_settings("mocov2-interclr"))
+    assert kept in text
+    gone = "  margin_kind: cosine\n  forgiveness: 0.0\n  bank_view: null\n  warmup_epochs"
+    old.write_text(text.replace(kept, gone))
+    assert load_settings(str(old)) == load_settings("mocov2-interclr")
+    with pytest.raises(UserError, match=r"^inter\.forgiveness: no longer there, since it did not help"):
+        load_settings("mocov2-interclr", ["inter.forgiveness=2"])

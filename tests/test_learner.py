@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ import pytest
 import torch
 from small_learner import (
     IMAGES,
-    INTER,
     METHODS,
-    SIDE,
     batch,
     images_of,
     learner,
@@ -32,12 +29,8 @@ from torch import Tensor
 
 from interclr import dist, samplers
 from interclr.bank import FIXED_POINT
-from interclr.config import settings_from
-from interclr.data.view_parameters import View
-from interclr.data.views import Views
-from interclr.engine.build import build_step
 from interclr.learner import Learner
-from interclr.types import Batch, Embeddings, Pairs
+from interclr.types import Embeddings, Pairs
 
 PER_METHOD = pytest.mark.parametrize("method", list(METHODS))
 
@@ -270,97 +263,6 @@ def test_methods_without_negatives_take_margin_nce_where_it_is_asked_for(method:
     _, _, others = own.loss(batch(), 0)
     assert others["intra_loss"] == terms["intra_loss"]  # only the other branch has changed
     assert not own.intra.uses_negatives
-
-
-@PER_METHOD
-def test_a_forgiving_branch_weighs_each_anchor_by_how_near_its_positive_is(method: str) -> None:
-    model, q = learner(method, {"forgiveness": 1.5}), 1.5
-    torch.manual_seed(1)
-    _, embeddings, terms = model.loss(batch(), 0)
-    pairs, anchors = pairs_of(model, embeddings), embeddings.inter_query.detach().flatten(0, 1).double().numpy()
-    bank, losses = model.bank.features.double().numpy(), []
-    for i, anchor in enumerate(anchors):
-        cosine = anchor @ bank[pairs.positive[i]]
-        if model.intra.uses_negatives:
-            positive = np.exp((cosine + 0.5) / model.intra.temperature)
-            others = sum(
-                np.exp(anchor @ bank[n] / model.intra.temperature) for n in pairs.negative[i].tolist() if n >= 0
-            )
-            losses.append((1 - (positive / (positive + others)) ** q) / q)
-        elif method == "byol":
-            losses.append(2 * (1 - np.exp(-q * (2 - 2 * cosine))) / q)  # summed over two directions
-        else:
-            losses.append((1 - np.exp(-q * (1 - cosine))) / q - 1)
-    inter = model.intra.inter_loss(embeddings, pairs, model.bank)
-    assert inter.item() == pytest.approx(float(np.mean(losses)), rel=1e-4)
-    plain = learner(method, {})
-    torch.manual_seed(1)
-    _, _, others = plain.loss(batch(), 0)
-    assert others["inter_loss"] != terms["inter_loss"]
-    assert others["intra_loss"] == terms["intra_loss"]
-
-
-@PER_METHOD
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_the_bank_can_keep_features_of_a_view_of_its_own(method: str, norm: str) -> None:
-    with_own, without = learner(method, {"bank_view": {}}, norm), learner(method, {}, norm)
-    extra = torch.randn(8, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(9))
-    plain = batch()
-    more = replace(plain, views=(*plain.views, extra))
-    found, expected = (model.loss(each, 0) for model, each in ((with_own, more), (without, plain)))
-    assert torch.equal(found[0], expected[0])  # no loss sees it
-    for name in ("index", "query", "target", "inter_query"):
-        assert torch.equal(getattr(found[1], name), getattr(expected[1], name))
-    kept, other = with_own.state_dict(), without.state_dict()
-    assert all(torch.equal(kept[name], other[name]) for name in other)  # nor do running statistics
-    assert all(module.training for module in with_own.modules())
-    encoder = with_own.intra.bank_encoder().eval()
-    with torch.no_grad():
-        torch.testing.assert_close(found[1].feature, encoder(extra).inter_projection)
-    assert not torch.allclose(found[1].feature, expected[1].feature, atol=1e-3)
-    assert not found[1].feature.requires_grad
-
-
-def test_a_forward_that_fails_leaves_the_banks_encoder_as_it_was() -> None:
-    model = learner("byol", {"bank_view": {}})
-    wrong = torch.zeros(8, 5, SIDE, SIDE)  # five channels
-    with pytest.raises(RuntimeError):
-        model.loss(replace(batch(), views=(*batch().views, wrong)), 0)
-    assert all(module.training for module in model.modules())
-
-
-def test_the_banks_own_view_is_made_while_the_branch_is_there_and_changes_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: dict[bool, list[tuple[Tensor, ...]]] = {True: [], False: []}
-    for own in seen:
-        model = learner("byol", {"warmup_epochs": 1} | ({"bank_view": {}} if own else {}))
-        kinds = Views([View()], SIDE, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)) if own else None
-        step, loss = train_step(model, plan(2, epochs=2)), model.loss
-        step.bank_view = kinds
-
-        def watched(batch: Batch, epoch: int, own: bool = own, loss: Any = loss) -> Any:
-            seen[own].append(batch.views)
-            return loss(batch, epoch)
-
-        monkeypatch.setattr(model, "loss", watched)
-        for number in range(4):
-            step(images_of(number, 8, pixels()), number)
-    assert [len(views) for views in seen[True]] == [2, 2, 3, 3]
-    assert [len(views) for views in seen[False]] == [2, 2, 2, 2]
-    for mine, others in zip(seen[True], seen[False], strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(mine, others, strict=False))
-    tree = {
-        "data": {"image_size": SIDE, "batch": 8},
-        "schedule": {"epochs": 2},
-        "engine": {"mode": "eager", "precision": "fp32"},
-        "method": METHODS["byol"],
-        "model": {"backbone": "resnet10", "width": 8, "stem": "strided"},
-        "inter": INTER | {"bank_view": {"grey": 1.0}},
-    }
-    built = build_step(settings_from(tree), IMAGES, torch.device("cpu"))
-    assert built.bank_view is not None
-    assert built.bank_view.views == (View(grey=1.0),)
 
 
 @PER_METHOD

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import torch
 
 from interclr import dist
 from interclr.bank import MemoryBank
 from interclr.config import Settings
-from interclr.data.view_parameters import View
 from interclr.data.views import Views
 from interclr.engine.step import Plan, TrainStep
 from interclr.intra.base import Margin
@@ -92,11 +90,11 @@ def bank_kind(inter: InterConfig | None, momentum: float) -> tuple[float, str]:
     return inter.bank_momentum or momentum, inter.bank_dtype
 
 
-def build_views(settings: Settings, kinds: Sequence[View], device: torch.device) -> Views:
+def build_views(settings: Settings, learner: Learner, device: torch.device) -> Views:
     """On a GPU in half precision the views are what the encoder reads, made by products of half precision too."""
     half = device.type == "cuda" and settings.engine.precision in ("bf16", "fp16")
     return Views(
-        kinds,
+        settings.views[: learner.intra.views_needed],
         int(settings.data.image_size),
         settings.data.mean,
         settings.data.std,
@@ -128,17 +126,6 @@ def build_step(settings: Settings, images: int, device: torch.device) -> TrainSt
     learner = build_learner(settings, images).to(device)
     if engine.channels_last:
         learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    plan, views = build_plan(settings, images), settings.views[: learner.intra.views_needed]
-    own = None if settings.branch is None else settings.branch.bank_view
+    plan, views = build_plan(settings, images), build_views(settings, learner, device)
     optimiser = settings.optimiser.build(learner.intra.encoder, plan.peak_rate)
-    return TrainStep(
-        learner,
-        build_views(settings, views, device),
-        optimiser,
-        plan,
-        device,
-        engine.precision,
-        engine.channels_last,
-        str(engine.mode),
-        None if own is None else build_views(settings, [own], device),
-    )
+    return TrainStep(learner, views, optimiser, plan, device, engine.precision, engine.channels_last, str(engine.mode))

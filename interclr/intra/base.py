@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from interclr.bank import MemoryBank
-from interclr.losses import MarginKind, cosines, forgiving, margin_nce
+from interclr.losses import MarginKind, cosines, margin_nce
 from interclr.models import Encoded, Encoder, joined, split_batch_norm, takes_views_together
 from interclr.types import Batch, Config, Embeddings, Pairs
 
@@ -53,7 +53,6 @@ class IntraMethod(nn.Module, ABC):
         self.dim = dim
         self.margin = Margin()
         self.inter_margin = Margin()
-        self.forgiveness = 0.0  # q of the inter loss, see losses.forgiving
         self.generator: torch.Generator | None = None  # seeded by the engine before every step, equal on all ranks
         self.together = False
         self._forward: Callable[[Tensor], tuple[Tensor, ...]]
@@ -90,9 +89,7 @@ class IntraMethod(nn.Module, ABC):
         """MarginNCE between each anchor, its in-cluster positive and its negatives from other clusters."""
         anchors = embeddings.inter_query.flatten(0, 1)  # (V·B, D)
         positive, negative = cosines(anchors, bank.features, pairs)  # (V·B,), (V·B, K)
-        margin = self.inter_margin
-        loss = margin_nce(positive, negative, self.temperature, margin.value, margin.kind, reduction="none")  # (V·B,)
-        return forgiving(loss, self.forgiveness).mean()
+        return margin_nce(positive, negative, self.temperature, self.inter_margin.value, self.inter_margin.kind)
 
     def commit(self, embeddings: Embeddings) -> None:
         """Write the method's own state (a queue) after the backward, perhaps beside the optimiser's step."""
@@ -124,25 +121,19 @@ class PositiveOnly(IntraMethod):
     """
 
     uses_negatives = False
-    least: float = 0.0  # of the distance
 
     @abstractmethod
     def distance(self, query: Tensor, target: Tensor) -> Tensor:
-        """Of predictions from what they should be, (V, B, D) each: (V, B)."""
-
-    @abstractmethod
-    def total(self, distance: Tensor) -> Tensor:
-        """Distances (V, B) as one number."""
+        """Of predictions from what they should be, (V, B, D) each, as one number."""
 
     def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
-        return self.total(self.distance(embeddings.query, embeddings.target))
+        return self.distance(embeddings.query, embeddings.target)
 
     def inter_loss(self, embeddings: Embeddings, pairs: Pairs, bank: MemoryBank) -> Tensor:
         if self.uses_negatives:
             return super().inter_loss(embeddings, pairs, bank)
         positive = bank.features[pairs.positive].float()  # (V·B, D)
-        distance = self.distance(embeddings.inter_query, positive.view_as(embeddings.inter_query))  # (V, B)
-        return self.total(forgiving(distance, self.forgiveness, self.least))
+        return self.distance(embeddings.inter_query, positive.view_as(embeddings.inter_query))
 
 
 def by_direction(parts: Sequence[Tensor]) -> Tensor:

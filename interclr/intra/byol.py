@@ -60,11 +60,8 @@ class BYOL(PositiveOnly):
         return self.encode(self.target_encoder, views)
 
     def distance(self, query: Tensor, target: Tensor) -> Tensor:
-        return byol_mse(query, target, reduction="none")
-
-    def total(self, distance: Tensor) -> Tensor:
         """Mean over images, sum over the V directions: BYOL's symmetric loss."""
-        return distance.mean() * distance.shape[0]
+        return byol_mse(query, target) * query.shape[0]
 
     def momentum_at(self, step: int, total: int) -> float:
         return cosine(step, total, self.momentum, 1.0)

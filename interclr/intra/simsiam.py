@@ -25,8 +25,6 @@ class SimSiamConfig(MethodSettings):
 
 
 class SimSiam(PositiveOnly):
-    least = -1.0
-
     def __init__(self, backbone: Backbone, config: SimSiamConfig, separate_head: bool) -> None:
         def projector() -> nn.Module:
             layers = mlp(backbone.features, config.dim, config.dim, batch_norm=True, layers=config.layers)
@@ -49,9 +47,5 @@ class SimSiam(PositiveOnly):
         )
 
     def distance(self, query: Tensor, target: Tensor) -> Tensor:
-        """D = −cos."""
-        return -(query * target).sum(-1)
-
-    def total(self, distance: Tensor) -> Tensor:
-        """½·D(p₁, z₂) + ½·D(p₂, z₁): from 0 down to −1. A quarter of BYOL's slope, as the rates assume."""
-        return distance.mean()
+        """½·D(p₁, z₂) + ½·D(p₂, z₁), D = −cos: from 0 down to −1. A quarter of BYOL's slope, as the rates assume."""
+        return -(query * target).sum(-1).mean()
