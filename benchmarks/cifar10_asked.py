@@ -19,6 +19,7 @@ from cifar10_results import (
     rows_of,
     standard_error,
 )
+from cifar10_study import OBSERVED, tally
 
 METHODS = ("npidv2", "mocov2", "byol")
 GAIN_AIM = 1.5  # points of k-NN
@@ -29,6 +30,7 @@ LEAST_KNN = {
     "byol-interclr": (89.0, 91.0),
 }
 MOST_SECONDS = ("alone", "mocov2-interclr", 360.0, 180.0)
+LONG = ("long", "byol-interclr", 92.94)  # solo-learn's best linear probe
 GAINS = {  # what is compared, and whether it has to be clear: beyond two standard errors, not just above zero
     "k-NN": (KNN, True),
     "linear": (LINEAR, True),
@@ -74,7 +76,10 @@ def asked_section(groups: dict[str, Results], main: str) -> list[str]:
         f"≥ +{GAIN_AIM}. Of few labels: more than zero. Three seeds or more decide.",
         "",
         *rows_of(header, _gains(results)),
-        *rows_of(("measure", "asked for", "hoped for", "found", ""), [*_least(results), *_time(groups)]),
+        *rows_of(
+            ("measure", "asked for", "hoped for", "found", ""),
+            [*_least(results), *_time(groups), *_observed(groups), _long(groups)],
+        ),
     ]
 
 
@@ -130,6 +135,26 @@ def _time(groups: dict[str, Results]) -> Iterator[Sequence[str]]:
     shown = f"{max(found):.0f} s" if found else "–"
     verdict = _verdict(found, bool(found) and max(found) <= bar, bool(found) and max(found) <= aim, least=1)
     yield f"{run}: time of one run alone", f"≤ {bar:.0f} s", f"≤ {aim:.0f} s", shown, verdict
+
+
+def _observed(groups: dict[str, Results]) -> Iterator[Sequence[str]]:
+    for group in OBSERVED:
+        found = tally(groups[group]) if group in groups else {}
+        told = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+        yield (
+            f"the paper's observations, by k-NN ({group})",
+            "reproduced, or not and why",
+            "–",
+            told or "–",
+            ("see there" if told else "not run yet"),
+        )
+
+
+def _long(groups: dict[str, Results]) -> Sequence[str]:
+    group, run, other = LONG
+    found = list(groups[group].values(run, LINEAR).values()) if group in groups else []
+    shown = ", ".join(f"{value:.2f}" for value in found) or "–"
+    return f"{run}, {group}: linear", f"beside {other:g}", "–", shown, "" if found else "not run yet"
 
 
 def _verdict(found: Sequence[float], reached: bool, hoped: bool | None, least: int = FEW) -> str:

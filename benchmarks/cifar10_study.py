@@ -32,6 +32,7 @@ AXES = {
     "margin": "margin",
     "warmup_epochs": "the branch begins, epoch",
 }
+UNKNOWN = "not run yet"
 LOGARITHMIC = ("clusters", "sampler.negatives")
 DERIVED = ("sampler.candidates",)  # follows from the others
 
@@ -65,13 +66,21 @@ def observations(results: Results) -> list[str]:
     ]
 
 
+def tally(results: Results) -> dict[str, int]:
+    """How many of the observations came to which verdict by k-NN; nothing where none can be judged yet."""
+    base = base_of(results)
+    pairs = ((base if run == BASE else run for run in pair) for _, *pair in OBSERVATIONS)
+    verdicts = [verdict(results.differences(*pair, KNN)) for pair in pairs]
+    return {} if set(verdicts) <= {UNKNOWN} else {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
+
+
 def base_of(results: Results) -> str:
     return next((run for run in BASES if run in results.runs), BASE)
 
 
 def verdict(differences: Sequence[float]) -> str:
     if not differences:
-        return "not run yet"
+        return UNKNOWN
     error = standard_error(differences)
     if error is None:
         return "too few seeds"

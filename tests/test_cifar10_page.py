@@ -405,6 +405,9 @@ def test_observations_are_judged_by_paired_differences(tmp_path: Path) -> None:
     assert told["interclr − margin-0"] == ["3", "-1.00 ± 0.06", "contradicted", *nothing]
     assert told["margin-0 − margin-plus-0.3"] == ["1", "+2.00", "too few seeds", *nothing]
     assert "upwards in 9 % of cases" in text
+    (row,) = cells(text, "the paper's observations, by k-NN (study-npidv2)")
+    assert row[3] == "1 reproduced, 3 no difference found, 1 contradicted, 1 too few seeds"
+    assert cells(text, "the paper's observations, by k-NN (small-controls)")[0][3:] == ["–", "not run yet"]
     assert (tmp_path / "docs" / "images" / "cifar10-study-npidv2-curves.png").exists()
     (group,) = results.arranged(records, {})
     assert study.curves(group) == {
