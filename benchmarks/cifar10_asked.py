@@ -134,6 +134,9 @@ def _time(groups: dict[str, Results]) -> Iterator[Sequence[str]]:
     found = list(groups[group].values(run, field("seconds")).values()) if group in groups else []
     shown = f"{max(found):.0f} s" if found else "–"
     verdict = _verdict(found, bool(found) and max(found) <= bar, bool(found) and max(found) <= aim, least=1)
+    records = groups[group].runs.get(run, {}).values() if group in groups else ()
+    kinds = {record["settings"].get("engine", {}).get("deterministic") for record in records}
+    run += ", engine.deterministic=false" if kinds == {False} else ""
     yield f"{run}: time of one run alone", f"≤ {bar:.0f} s", f"≤ {aim:.0f} s", shown, verdict
 
 

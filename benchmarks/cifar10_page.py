@@ -29,6 +29,7 @@ from cifar10_results import (
     Measure,
     Results,
     arranged,
+    begins_as,
     chance,
     change,
     drawing,
@@ -201,13 +202,8 @@ def _parents(results: Results) -> list[str]:
 
 def _as_before(child: Record, runs: dict[str, dict[int, Record]]) -> bool:
     """Whether the epochs that ``child`` has from its parent are those of the parent's record."""
-    start = child["from"]
-    parent = runs.get(start["run"], {}).get(child["seed"])
-    return parent is not None and all(
-        mine == theirs
-        for mine, theirs in zip(child["epochs"], parent["epochs"], strict=False)
-        if mine["epoch"] <= start["epoch"]
-    )
+    parent = runs.get(child["from"]["run"], {}).get(child["seed"])
+    return parent is not None and begins_as(child, parent)
 
 
 def _context() -> list[str]:

@@ -121,14 +121,18 @@ def begins_as(record: Record, plain: Record) -> bool:
     return start > 0 and mine == other
 
 
+def without_gone(branch: Record) -> Record:
+    """Without the settings that are no longer there, where they did nothing."""
+    gone = {key.removeprefix("inter."): nothing for key, nothing in GONE.items()}
+    return {key: value for key, value in branch.items() if key not in gone or gone[key] != value}
+
+
 def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     """The settings of a run's inter branch, and all others that change what is computed."""
     settings = next(iter(by_seed.values()))["settings"]
     branch, method = settings["inter"], dict(settings["method"])
     if branch is not None:
-        gone = {key.removeprefix("inter."): nothing for key, nothing in GONE.items()}
-        branch = {key: value for key, value in branch.items() if key not in gone or gone[key] != value}
-        branch = DEFAULTS | branch  # older records lack what is newer than they are
+        branch = DEFAULTS | without_gone(branch)  # older records lack what is newer than they are
     if branch is not None and method["name"] in NO_NEGATIVES:
         branch = {key: value for key, value in branch.items() if key not in ("sampler", "margin")}
     if method["name"] == "npidv2":
@@ -149,7 +153,8 @@ def arranged(records: list[Record], plan: dict[str, Group]) -> list[Results]:
         runs: dict[str, dict[int, Record]] = {}
         for name in dict.fromkeys([*planned, *(record["name"] for record in mine)]):
             by_seed = {record["seed"]: record for record in mine if record["name"] == name}
-            if len({json.dumps(inter_and_work({0: record}), sort_keys=True) for record in by_seed.values()}) > 1:
+            kinds = ([inter_and_work({0: record}), record.get("classes", [])] for record in by_seed.values())
+            if len({json.dumps(kind, sort_keys=True) for kind in kinds}) > 1:
                 raise UserError(
                     f"{group}/{name}: its seeds have different settings, perhaps because the recipe changed between "
                     "them; make them again, or give the older ones another name"
@@ -165,7 +170,7 @@ def made_again(records: list[Record]) -> dict[str, list[Record]]:
     """Runs of the same settings and seed that stand in the records more than once, and ended differently."""
     found: dict[str, list[Record]] = {}
     for record in records:
-        key = [inter_and_work({0: record}), record["seed"], record["measured_on"]]
+        key = [inter_and_work({0: record}), record["seed"], record["measured_on"], record.get("classes", [])]
         found.setdefault(json.dumps(key, sort_keys=True), []).append(record)
     return {key: each for key, each in found.items() if len({KNN(record) for record in each}) > 1}
 

@@ -313,3 +313,14 @@ def test_a_bank_out_of_a_checkpoint_is_the_same_to_the_bit(dtype: torch.dtype) -
     state = {f"bank.{name}": value for name, value in bank.state_dict().items()} | {"intra.weight": torch.ones(2)}
     again = MemoryBank.of_state(state)
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in bank.state_dict().items())
+
+
+@pytest.mark.parametrize("clusters", [2**15 + 1, 2**16, 2**16 + 1])
+def test_members_of_more_clusters_than_two_bytes_with_a_sign_hold(clusters: int) -> None:
+    bank = MemoryBank(70_000, 2, clusters)
+    labels = torch.arange(70_000).flip(0) % clusters
+    bank.labels.copy_(labels)
+    bank.counts.copy_(labels.bincount(minlength=clusters))
+    order, start = bank.members()
+    assert torch.equal(order, labels.argsort(stable=True))
+    assert order[start[-1]] == (labels == clusters - 1).nonzero()[0, 0]

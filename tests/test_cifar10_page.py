@@ -323,6 +323,7 @@ def test_whether_pairs_share_their_first_half_is_told(tmp_path: Path) -> None:
     records = [record(name, seed, 88.0, "main") for name in ("mocov2", "mocov2-interclr") for seed in (0, 1)]
     for each in records[2:]:
         each["from"] = {"run": "mocov2", "epoch": 100, "step": 5, "again": False}
+        each["settings"]["inter"] = {"clusters": 9, "warmup_epochs": 100}
     assert "trained again for its checkpoint" not in page_of(tmp_path, records)
     for each in records[2:]:
         each["from"]["again"] = True

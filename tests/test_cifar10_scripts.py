@@ -519,12 +519,22 @@ def test_runs_go_on_between_commands_and_their_records_come_back(tmp_path: Path)
         return subprocess.run([script, *words], capture_output=True, text=True, env=environment, timeout=200)
 
     assert "nothing was started" in call("look").stderr
-    assert call("start", "150", "tiny", "--plan", str(plan)).returncode == 0
-    again = call("start", "150", "tiny", "--plan", str(plan))
-    assert (again.returncode, "runs go on" in again.stderr) == (2, True)
-    assert call("look", "0", str(tmp_path / "early")).returncode == 3
-    assert (tmp_path / "early" / "records.tgz").exists()
-    done = call("look", "150", str(tmp_path / "got"))
+    assert "nothing goes on" in call("stop").stderr
+    try:
+        assert call("start", "150", "tiny", "--plan", str(plan)).returncode == 0
+        again = call("start", "150", "tiny", "--plan", str(plan))
+        assert (again.returncode, "runs go on" in again.stderr) == (2, True)
+        assert call("look", "0", str(tmp_path / "early")).returncode == 3
+        assert (tmp_path / "early" / "records.tgz").exists()
+    finally:
+        stopped = call("stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert call("look").returncode not in (0, 3)
+    try:
+        assert call("start", "150", "tiny", "--plan", str(plan)).returncode == 0
+        done = call("look", "150", str(tmp_path / "got"))
+    finally:
+        call("stop")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tiny/a-s0: k-NN" in done.stdout
     with tarfile.open(tmp_path / "got" / "records.tgz") as packed:

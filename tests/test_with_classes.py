@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,10 @@ def bank() -> MemoryBank:
     return bank
 
 
+TINY = [
+    *("data.source=synthetic:64", "data.batch=16", "model.backbone=resnet10", "model.width=8", "schedule.epochs=1"),
+    *("schedule.warmup_epochs=0", "engine.device=cpu", "inter.warmup_epochs=0", "inter.clusters=4"),
+]
 CLASSES = torch.arange(300) // 7 % 5
 
 
@@ -76,16 +81,67 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_training_with_it_sees_no_wrong_negative_and_says_what_it_is(tmp_path: Path) -> None:
-    tiny = ["data.source=synthetic:64", "data.batch=16", "model.backbone=resnet10", "model.width=8"]
-    tiny += ["schedule.epochs=1", "schedule.warmup_epochs=0", "engine.device=cpu", "inter.warmup_epochs=0"]
     done = call(
-        *("positives,negatives", "pretrain", "synthetic-mocov2-interclr", *tiny),
+        *("positives,negatives", "pretrain", "synthetic-mocov2-interclr", *TINY),
         *("inter.sampler.negatives=30", "inter.sampler.pool_fraction=1", "--no-report", "--out", str(tmp_path / "run")),
     )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["negatives_wrong"] == 0.0
     assert "with_classes.py positives,negatives pretrain" in result["command"]
+
+
+WATCHED = """
+import sys
+import torch
+import with_classes
+from interclr.cli import main
+from interclr.engine.training import Training
+from interclr.learner import Learner
+
+if sys.argv.pop() == "right":
+    with_classes.install(["positives"])
+runs, pairs, draw, start = [], [], Learner._prepare_draw, Training.__init__
+
+def starts(self, *given, **named):
+    start(self, *given, **named)
+    runs.append(self)
+
+def draws(self, index):
+    prepared = draw(self, index)
+    pairs.append((index.repeat(self.intra.directions), prepared.positive, self.bank.labels.clone()))
+    return prepared
+
+Training.__init__, Learner._prepare_draw = starts, draws
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+classes = runs[0].data.labels
+right = torch.cat([classes[anchor] == classes[positive] for anchor, positive, _ in pairs])
+together = torch.cat([labels[anchor] == labels[positive] for anchor, positive, labels in pairs])
+print("share", right.float().mean().item(), together.all().item(), len(right))
+"""
+
+
+@pytest.mark.parametrize("method", ["mocov2", "byol"])
+def test_every_positive_of_a_training_is_right_and_of_the_cluster(tmp_path: Path, method: str) -> None:
+    words = ["pretrain", f"synthetic-{method}-interclr", *TINY, "--no-report", "--out"]
+    found = {}
+    for which in ("right", "any"):
+        command = [sys.executable, "-c", WATCHED, *words, str(tmp_path / which), which]
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks")}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stderr
+        found[which] = done.stdout.split("share ")[1].split()
+    assert found["right"][:2] == ["1.0", "True"]
+    assert float(found["any"][0]) < 0.9  # so that the control does something
+    assert found["right"][2] == found["any"][2]
+
+
+def test_a_method_without_negatives_has_none_to_be_right(tmp_path: Path) -> None:
+    done = call("negatives", "pretrain", "synthetic-byol-interclr", *TINY, "--out", str(tmp_path / "run"))
+    assert (done.returncode, "byol has no negatives" in done.stderr) == (2, True)
 
 
 def test_without_classes_or_with_an_unknown_part_it_says_so(tmp_path: Path) -> None:

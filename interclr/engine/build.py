@@ -123,7 +123,15 @@ def build_plan(settings: Settings, images: int) -> Plan:
 def build_step(settings: Settings, images: int, device: torch.device) -> TrainStep:
     """The step with its learner and optimiser; ``engine.mode`` is no longer ``auto``."""
     engine = settings.engine
-    learner = build_learner(settings, images).to(device)
+    learner = build_learner(settings, images)
+    try:
+        learner = learner.to(device)
+    except torch.OutOfMemoryError as error:
+        size = sum(tensor.numel() * tensor.itemsize for tensor in learner.state_dict().values()) / 1e9
+        raise UserError(
+            f"networks and memory bank take {size:,.1f} GB, more than {device} has free: use a smaller network, "
+            "inter.bank_dtype=bfloat16 (with a branch) or a smaller method.dim"
+        ) from error
     if engine.channels_last:
         learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     plan, views = build_plan(settings, images), build_views(settings, learner, device)

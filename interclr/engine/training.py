@@ -330,6 +330,8 @@ class Training:
         encoder, world = self.learner.intra.bank_encoder(), dist.world()
         if world == 1:
             return self.monitor.embed(encoder, self.data.images, what, heed=self._heed)
+        for buffer in encoder.buffers():  # statistics are each process's own, and only the first one's are saved
+            dist.broadcast(buffer)
         begins = [self.images * rank // world for rank in range(world + 1)]
         own = self.monitor.take(torch.arange(*begins[dist.rank() : dist.rank() + 2]))
         features = self.monitor.embed(encoder, own, what)

@@ -85,12 +85,13 @@ class KNN(Evaluation):
     def _leave_one_out(self, bank: Tensor, labels: Tensor, classes: int, k: int, context: Context) -> float:
         right = 0
         with context.screen.working(f"k-NN of {len(bank):,} training images") as progress:
-            for begin in range(0, len(bank), ROWS):
-                rows = slice(begin, begin + ROWS)
+            step = min(ROWS, max(1, VOTES // classes))
+            for begin in range(0, len(bank), step):
+                rows = slice(begin, begin + step)
                 similarity, nearest = nearest_rows(bank, bank[rows], k, own_from=begin)
                 scores = votes_of(similarity, labels[nearest], classes, self.temperature)
                 right += int((scores.argmax(1) == labels[rows]).sum())
-                progress(min(begin + ROWS, len(bank)), len(bank))
+                progress(min(begin + step, len(bank)), len(bank))
         return 100 * right / len(bank)
 
     def _kept(self, scores: Tensor, truth: Tensor, nearest: Tensor, images: int) -> dict[str, Tensor]:

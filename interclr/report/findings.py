@@ -38,7 +38,8 @@ def clusters(bank: MemoryBank, labels: Tensor | None) -> Found:
     counts = bank.counts
     filled = (counts > 0).nonzero().flatten()
     tightness = bank.centroids.norm(dim=1)  # the mean cosine of members with their centroid's direction
-    table = None if labels is None else _table(bank.labels, labels, bank.clusters)  # (k, classes)
+    # (k, classes), of the classes there are among these images
+    table, classes = (None, None) if labels is None else _table(bank.labels, labels, bank.clusters)
     orders: dict[str, Tensor] = {"Largest": -counts.double(), "Smallest": counts.double()}
     if table is not None:
         purity = table.amax(1).double() / table.sum(1).clamp_min(1)
@@ -66,21 +67,20 @@ def clusters(bank: MemoryBank, labels: Tensor | None) -> Found:
                 "tightness": round(float(tightness[cluster]), 3),
                 "members": members[nearest[spread]].tolist(),
             }
-            if table is not None and int(table[cluster].sum()):
+            if table is not None and classes is not None and int(table[cluster].sum()):
                 share = table[cluster].double() / table[cluster].sum()
                 top = torch.argsort(share, descending=True, stable=True)[:5]
                 entry["purity"] = round(float(share[top[0]]), 4)
-                entry["classes"] = [[int(c), round(float(share[c]), 4)] for c in top if share[c] > 0]
+                entry["classes"] = [[int(classes[c]), round(float(share[c]), 4)] for c in top if share[c] > 0]
             shown[cluster] = entry
     return {"count": len(filled), "orders": lists, "shown": {str(key): value for key, value in shown.items()}}
 
 
-def _table(clusters: Tensor, labels: Tensor, count: int) -> Tensor:
+def _table(clusters: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     known = labels >= 0
-    table = torch.zeros(count, int(labels.max()) + 1, dtype=torch.int64)
-    return table.index_put_(
-        (clusters[known], labels[known]), torch.ones(int(known.sum()), dtype=torch.int64), accumulate=True
-    )
+    classes, column = labels[known].unique(return_inverse=True)
+    table = torch.zeros(count, len(classes), dtype=torch.int64)
+    return table.index_put_((clusters[known], column), torch.ones((), dtype=torch.int64), accumulate=True), classes
 
 
 # Neighbours.

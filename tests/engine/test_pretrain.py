@@ -412,6 +412,20 @@ def test_a_bank_that_memory_does_not_hold_is_told_in_its_size(out: Path, monkeyp
     refused(tiny(*INTER), out, r"the memory bank of 64 images × 16 numbers takes 0 GB, .* inter\.bank_dtype=bfloat16")
 
 
+def test_the_backbone_is_kept_where_the_last_measurement_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory for that")
+
+    monkeypatch.setattr("interclr.engine.monitor.Monitor.health", fail)
+    with pytest.raises(RuntimeError, match="no memory for that"):
+        train(tiny("monitor.every_epochs=0"), out)
+    assert not (out / "result.json").exists()
+    assert sum(parameter.numel() for parameter in interclr.load(out).parameters()) > 1000
+    assert (out / "backbone.safetensors").stat().st_size > 4000
+    monkeypatch.undo()
+    assert train(tiny("monitor.every_epochs=0"), out, resume=True).finished
+
+
 def test_as_many_clusters_as_files_but_not_as_readable_ones(out: Path, tmp_path: Path) -> None:
     folder = write_images(tmp_path / "images", 20)
     (folder / "019.png").write_bytes(b"broken")
