@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from cifar10_results import (
-    FEW,
     KNN,
     LOW_SHOT,
     Measure,
@@ -124,6 +123,12 @@ def curves(results: Results) -> dict[str, list[tuple[float, str]]]:
     return {key: sorted(found[key]) for key in AXES if key in found}
 
 
+def gained(results: Results, run: str, measure: Measure) -> list[float]:
+    if run == PLAIN:
+        return [0.0] * bool(results.values(run, measure))
+    return [each.value for each in results.gains(run, measure)]
+
+
 def settings_of(results: Results, run: str) -> dict[str, Any]:
     """The settings of a run's inter branch, flat."""
     branch = next(iter(results.runs[run].values()))["settings"]["inter"]
@@ -138,7 +143,8 @@ def curve_section(results: Results, picture: str) -> list[str]:
         "",
         f"![One setting at a time](images/{picture})",
         "",
-        "Means over seeds; bars are standard deviations. The dashed line has no inter branch.",
+        "What the branch gains over the plain run, seed by seed: means, bars are their standard errors. The dashed",
+        "line has no inter branch.",
         "",
     ]
 
@@ -147,30 +153,28 @@ def draw_study(results: Results, path: Path) -> None:
     found = curves(results)
     if not found:
         return
-    measures: list[tuple[str, Measure]] = [("k-NN, %", KNN)]
+    measures: list[tuple[str, Measure]] = [("k-NN", KNN)]
     if any(results.values(run, LOW_SHOT) for run in results.runs):
-        measures.append(("low-shot mAP, %", LOW_SHOT))
+        measures.append(("low-shot mAP", LOW_SHOT))
     with drawing(path, columns=len(found), rows=len(measures), width=3.1, height=2.9) as panels:
         for number, axes in enumerate(panels):
             (label, measure), key = measures[number // len(found)], list(found)[number % len(found)]
-            points = [(x, list(results.values(run, measure).values())) for x, run in found[key]]
+            points = [(x, gained(results, run, measure)) for x, run in found[key]]
             points = [(x, values) for x, values in points if values]
             axes.errorbar(
                 [x for x, _ in points],
                 [statistics.mean(values) for _, values in points],
-                yerr=[statistics.stdev(values) if len(values) >= FEW else 0.0 for _, values in points],
+                yerr=[standard_error(values) or 0.0 for _, values in points],
                 marker="o",
                 capsize=3,
             )
-            plain = list(results.values(PLAIN, measure).values())
-            if plain:
-                axes.axhline(statistics.mean(plain), linestyle="--", color="grey", linewidth=1)
+            axes.axhline(0, linestyle="--", color="grey", linewidth=1)
             if key in LOGARITHMIC:
                 axes.set_xscale("log", base=2)
                 axes.set_xticks([x for x, _ in points], [f"{x:g}" for x, _ in points])
                 axes.minorticks_off()
             axes.set_xlabel(AXES[key])
-            axes.set_ylabel(label)
+            axes.set_ylabel(f"{label} gained, points")
         for row in range(len(measures)):
             one, *others = panels[row * len(found) : (row + 1) * len(found)]
             for axes in others:
