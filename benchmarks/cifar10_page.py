@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cifar10 import RECORDS
 from cifar10_about import filled
-from cifar10_asked import GAINS, asked_section, short_section
+from cifar10_asked import asked_section, short_section
 from cifar10_plan import PLAN, ROOT, Group, read_plan
-from cifar10_record import Record, failures_of, line_of
+from cifar10_plots import (
+    SHORT,
+    compared,
+    curves_of,
+    draw_curves,
+    draw_gains,
+    draw_short,
+    picture_of,
+    with_interval,
+)
+from cifar10_record import Record
 from cifar10_results import (
     FEW,
     INTER,
@@ -32,26 +41,22 @@ from cifar10_results import (
     begins_as,
     chance,
     change,
-    drawing,
     either,
-    field,
     figure,
     interval,
-    made_again,
     one_line,
     protocol,
     rows_of,
     standard_error,
 )
+from cifar10_runs import again_section, cost_section, failed_section, unmeasured_section
 from cifar10_study import OBSERVED, curve_section, draw_study, observations
-from matplotlib.axes import Axes
 
 from interclr.config import CARRIED_OUT
 from interclr.types import UserError
 
 MAIN = "main"
 CHOICES = "results-choices.md"
-SHORT = "cifar10-short.png"
 CONTEXT = (
     # method, lightly's k-NN: batch 128 for 200 epochs, batch 512 for 800; solo-learn's linear probe: 1,000 epochs
     ("MoCo v2", 83.8, 89.9, 92.94),
@@ -345,200 +350,6 @@ def note_of(record: Record) -> str:
     classes = " and ".join(record.get("classes", ()))  # older records lack it
     control = f"a control: {classes} right, by labels" if classes else ""
     return "; ".join(part for part in (one_line(record["note"], 200), control, continued) if part)
-
-
-def compared(results: Results) -> dict[str, list[Gain]]:
-    """What the branch brought, of the runs that have one and something to compare with."""
-    return {run: found for run in results.runs if (found := results.gains(run, KNN))}
-
-
-def again_section(records: list[Record]) -> list[str]:
-    """How far the same settings and seed end apart: what a difference of runs that share no more has in it."""
-    table = []
-    for each in made_again(records).values():
-        found = [(KNN(record) or 0.0, record) for record in each]
-        shown = "; ".join(
-            f"{record['group']}/{record['name']} {value:.2f}{'' if _exact(record) else ' (not deterministic)'}"
-            for value, record in found
-        )
-        spread = max(value for value, _ in found) - min(value for value, _ in found)
-        table.append((str(each[0]["seed"]), shown, f"{spread:.2f}"))
-    if not table:
-        return []
-    return [
-        "## Runs made again",
-        "",
-        "The same settings and seed, trained more than once, ended this far apart: rounding grows. Deterministic runs",
-        "repeat themselves on the same commit.",
-        "",
-        *rows_of(("seed", "k-NN", "apart"), sorted(table, key=lambda row: -float(row[2]))),
-    ]
-
-
-def _exact(record: Record) -> bool:
-    return bool(record["settings"].get("engine", {}).get("deterministic"))
-
-
-def cost_section(groups: list[Results]) -> list[str]:
-    table = []
-    for results in groups:
-        for run, by_seed in results.runs.items():
-            records = list(by_seed.values())
-            where = either(f"{record['machine']}, torch {record['versions']['torch']}" for record in records)
-            memory = results.cell(run, field("peak_memory_bytes", 1e9))
-            table.append(
-                (
-                    *(results.group, run, str(len(records)), _range(results, run, "images_per_second")),
-                    *(_range(results, run, "seconds"), _range(results, run, "compile_seconds")),
-                    *(memory, either(sharing(record) for record in records), where),
-                    either(commit_of(record) for record in records),
-                )
-            )
-    header = (
-        *("group", "run", "seeds", "images/s", "seconds", "of those compiling", "peak memory, GB", "at a time"),
-        *("machine", "commit"),
-    )
-    return [
-        "## Time and memory",
-        "",
-        "Training with its k-NN measurements, without the protocols afterwards. Up to as many runs as `at a time` says",
-        "shared the machine, so times are ranges over the seeds: one may have had others beside it and the next none.",
-        "With MPS their kernels ran side by side, else by turns. The seconds of a run that",
-        "continues another include that one's up to there. A dash: the record does not say. (Up to 86b6ce1 images/s on",
-        "a GPU did not count the wait for it; those were taken out.)",
-        "",
-        *rows_of(header, table),
-    ]
-
-
-def _range(results: Results, run: str, name: str) -> str:
-    """The least and the most over the seeds: what a time depends on is not chance."""
-    values = list(results.values(run, field(name)).values())
-    if not values:
-        return "–"
-    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
-    return low if low == high else f"{low} – {high}"
-
-
-def sharing(record: Record) -> str:
-    return f"{record['jobs']}{', MPS' if record.get('mps') else ''}"
-
-
-def commit_of(record: Record) -> str:
-    name, *changes = (record["commit"] or "?").split(maxsplit=1)
-    return " ".join((name[:7], *changes))
-
-
-def _since(record: Record) -> str:
-    return "" if "error" in record or record.get("unmeasured") else "finished by a later try"
-
-
-def unmeasured_section(records: list[Record]) -> list[str]:
-    """Trained, but their protocols were cut off: a table's mean of other seeds for every column would mislead."""
-    table = [
-        (record["group"], record["name"], str(record["seed"]), line_of(record))
-        for record in records
-        if "error" not in record and record.get("unmeasured")
-    ]
-    if not table:
-        return []
-    return ["## Runs not measured to the end", "", *rows_of(("group", "run", "seed", "so far"), table)]
-
-
-def failed_section(records: list[Record], plan: dict[str, Group]) -> list[str]:
-    table = [
-        (record["group"], record["name"], str(record["seed"]), *each, _since(record))
-        for record in records
-        for each in ((failure["date"][:10], one_line(failure["error"], 300)) for failure in failures_of(record))
-    ]
-    table += [
-        (name, run.partition("@")[0], run.partition("@")[2], "–", one_line(known, 300), "no record")
-        for name, group in plan.items()
-        for run, known in group.lost.items()
-    ]
-    if not table:
-        return []
-    return [
-        "## Runs that failed or were cut off",
-        "",
-        "Of those without a record nothing but the text is left: it was read off a log, and no file here has it.",
-        "",
-        *rows_of(("group", "run", "seed", "date", "error", "since"), table),
-    ]
-
-
-# Plots.
-
-
-def picture_of(results: Results) -> str:
-    return f"cifar10-{results.group}.png"
-
-
-def curves_of(results: Results) -> str:
-    return f"cifar10-{results.group}-curves.png"
-
-
-def draw_curves(results: Results, path: Path) -> None:
-    alone = [run for run in results.runs if run not in results.pairs]
-    with drawing(path, columns=len(alone), width=4.4, height=3.6) as panels:
-        for axes, plain in zip(panels, alone, strict=True):
-            for number, run in enumerate([plain, *(run for run in results.pairs if results.pairs[run] == plain)]):
-                _curve(axes, list(results.runs[run].values()), run, f"C{number}")
-            axes.set_xlabel("epoch")
-            axes.set_ylabel("k-NN, %")
-            axes.legend(loc="lower right")
-
-
-def _curve(axes: Axes, records: list[Record], label: str, colour: str) -> None:
-    found = [{row["epoch"]: row["knn"] for row in record["epochs"] if "knn" in row} for record in records]
-    epochs = sorted(set.intersection(*(set(each) for each in found)))
-    values = [[each[epoch] for each in found] for epoch in epochs]
-    axes.plot(epochs, [statistics.mean(row) for row in values], label=label, color=colour)
-    axes.fill_between(
-        epochs, [min(row) for row in values], [max(row) for row in values], color=colour, alpha=0.2, linewidth=0
-    )
-
-
-def draw_gains(results: Results, path: Path) -> None:
-    shown = compared(results)
-    if not shown:
-        return
-    with drawing(path, width=7.0, height=1.2 + 0.32 * len(shown)) as (axes,):
-        names = [f"{run}{'' if all(each.shared for each in gains) else ' †'}" for run, gains in shown.items()]
-        values = [[each.value for each in gains] for gains in shown.values()]
-        axes.barh(names, [statistics.mean(each) for each in values], color="C0", alpha=0.5)
-        for row, each in enumerate(values):
-            axes.plot(each, [row] * len(each), "o", color="C0", markersize=4)
-        axes.axvline(0, color="black", linewidth=0.8)
-        axes.invert_yaxis()  # from top to bottom as in the table
-        axes.set_xlabel("k-NN gained by the branch, points; a dot is a seed")
-
-
-def with_interval(results: Results) -> list[str]:
-    """The runs with a branch whose difference has an interval."""
-    return [run for run, plain in results.pairs.items() if interval(results.differences(run, plain, KNN))]
-
-
-def draw_short(results: Results, path: Path) -> None:
-    """For each measure the differences with their 95 % intervals, a row for each method."""
-    runs = with_interval(results)
-    if not runs:
-        return
-    names = [name for name, (measure, _) in GAINS.items() if any(results.values(run, measure) for run in runs)]
-    with drawing(path, columns=len(names), width=2.6, height=0.9 + 0.4 * len(runs)) as panels:
-        for number, (axes, name) in enumerate(zip(panels, names, strict=True)):
-            for row, run in enumerate(runs):
-                values = results.differences(run, results.pairs[run], GAINS[name][0])
-                found = interval(values)
-                axes.plot(values, [row] * len(values), ".", color="grey", markersize=5)
-                if found is not None:
-                    clear = found[0] > 0 or found[1] < 0
-                    axes.plot(found, [row, row], color="C0" if clear else "grey", linewidth=2.5, alpha=0.8)
-                    axes.plot(statistics.mean(values), row, "o", color="C0" if clear else "grey", markersize=7)
-            axes.axvline(0, color="black", linewidth=0.8)
-            axes.set_yticks(range(len(runs)), [run if number == 0 else "" for run in runs])
-            axes.set_ylim(len(runs) - 0.5, -0.5)
-            axes.set_xlabel(f"{name}, points")
 
 
 # The page.

@@ -1,0 +1,122 @@
+"""What the CIFAR-10 pages tell of the runs themselves: time and memory, repeats, and those that did not end."""
+
+from __future__ import annotations
+
+from cifar10_plan import Group
+from cifar10_record import Record, failures_of, line_of
+from cifar10_results import KNN, Results, either, field, made_again, one_line, rows_of
+
+
+def again_section(records: list[Record]) -> list[str]:
+    """How far the same settings and seed end apart: what a difference of runs that share no more has in it."""
+    table = []
+    for each in made_again(records).values():
+        found = [(KNN(record) or 0.0, record) for record in each]
+        shown = "; ".join(
+            f"{record['group']}/{record['name']} {value:.2f}{'' if _exact(record) else ' (not deterministic)'}"
+            for value, record in found
+        )
+        spread = max(value for value, _ in found) - min(value for value, _ in found)
+        table.append((str(each[0]["seed"]), shown, f"{spread:.2f}"))
+    if not table:
+        return []
+    return [
+        "## Runs made again",
+        "",
+        "The same settings and seed, trained more than once, ended this far apart: rounding grows. Deterministic runs",
+        "repeat themselves on the same commit.",
+        "",
+        *rows_of(("seed", "k-NN", "apart"), sorted(table, key=lambda row: -float(row[2]))),
+    ]
+
+
+def _exact(record: Record) -> bool:
+    return bool(record["settings"].get("engine", {}).get("deterministic"))
+
+
+def cost_section(groups: list[Results]) -> list[str]:
+    table = []
+    for results in groups:
+        for run, by_seed in results.runs.items():
+            records = list(by_seed.values())
+            where = either(f"{record['machine']}, torch {record['versions']['torch']}" for record in records)
+            memory = results.cell(run, field("peak_memory_bytes", 1e9))
+            table.append(
+                (
+                    *(results.group, run, str(len(records)), _range(results, run, "images_per_second")),
+                    *(_range(results, run, "seconds"), _range(results, run, "compile_seconds")),
+                    *(memory, either(sharing(record) for record in records), where),
+                    either(commit_of(record) for record in records),
+                )
+            )
+    header = (
+        *("group", "run", "seeds", "images/s", "seconds", "of those compiling", "peak memory, GB", "at a time"),
+        *("machine", "commit"),
+    )
+    return [
+        "## Time and memory",
+        "",
+        "Training with its k-NN measurements, without the protocols afterwards. Up to as many runs as `at a time` says",
+        "shared the machine, so times are ranges over the seeds: one may have had others beside it and the next none.",
+        "With MPS their kernels ran side by side, else by turns. The seconds of a run that",
+        "continues another include that one's up to there. A dash: the record does not say. (Up to 86b6ce1 images/s on",
+        "a GPU did not count the wait for it; those were taken out.)",
+        "",
+        *rows_of(header, table),
+    ]
+
+
+def _range(results: Results, run: str, name: str) -> str:
+    """The least and the most over the seeds: what a time depends on is not chance."""
+    values = list(results.values(run, field(name)).values())
+    if not values:
+        return "–"
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} – {high}"
+
+
+def sharing(record: Record) -> str:
+    return f"{record['jobs']}{', MPS' if record.get('mps') else ''}"
+
+
+def commit_of(record: Record) -> str:
+    name, *changes = (record["commit"] or "?").split(maxsplit=1)
+    return " ".join((name[:7], *changes))
+
+
+def _since(record: Record) -> str:
+    return "" if "error" in record or record.get("unmeasured") else "finished by a later try"
+
+
+def unmeasured_section(records: list[Record]) -> list[str]:
+    """Trained, but their protocols were cut off: a table's mean of other seeds for every column would mislead."""
+    table = [
+        (record["group"], record["name"], str(record["seed"]), line_of(record))
+        for record in records
+        if "error" not in record and record.get("unmeasured")
+    ]
+    if not table:
+        return []
+    return ["## Runs not measured to the end", "", *rows_of(("group", "run", "seed", "so far"), table)]
+
+
+def failed_section(records: list[Record], plan: dict[str, Group]) -> list[str]:
+    table = [
+        (record["group"], record["name"], str(record["seed"]), *each, _since(record))
+        for record in records
+        for each in ((failure["date"][:10], one_line(failure["error"], 300)) for failure in failures_of(record))
+    ]
+    table += [
+        (name, run.partition("@")[0], run.partition("@")[2], "–", one_line(known, 300), "no record")
+        for name, group in plan.items()
+        for run, known in group.lost.items()
+    ]
+    if not table:
+        return []
+    return [
+        "## Runs that failed or were cut off",
+        "",
+        "Of those without a record nothing but the text is left: it was read off a log, and no file here has it.",
+        "",
+        *rows_of(("group", "run", "seed", "date", "error", "since"), table),
+    ]
