@@ -58,6 +58,8 @@ def draw_gains(results: Results, path: Path) -> None:
         for row, each in enumerate(values):
             axes.plot(each, [row] * len(each), "o", color="C0", markersize=4)
         axes.axvline(0, color="black", linewidth=0.8)
+        axes.use_sticky_edges = False  # a dot at zero is shown whole
+        axes.margins(x=0.05)
         axes.invert_yaxis()  # from top to bottom as in the table
         axes.set_xlabel("k-NN gained by the branch, points; a dot is a seed")
 
