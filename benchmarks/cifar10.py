@@ -35,7 +35,17 @@ from pathlib import Path
 from types import FrameType
 
 from cifar10_plan import CLI, PLAN, ROOT, Job, jobs_of, read_plan
-from cifar10_record import Record, as_json, by_epoch, failures_before, figures_of, line_of, settings_of, so_far
+from cifar10_record import (
+    Record,
+    as_json,
+    by_epoch,
+    failures_before,
+    figures_of,
+    line_of,
+    says_more,
+    settings_of,
+    so_far,
+)
 
 from interclr.evaluate.requested import Request
 from interclr.evaluate.session import place_of
@@ -156,7 +166,8 @@ class Runner:
         self._record(job, None, time.monotonic() - began, trained_before=True, not_measured=failed)
 
     def say(self, job: Job, text: str) -> None:
-        print(f"{time.monotonic() - self.began:.0f} s: {job.key}: {text}", flush=True)
+        # in one piece: other trainings speak from threads of their own
+        print(f"{time.monotonic() - self.began:.0f} s: {job.key}: {text}\n", end="", flush=True)
 
     def _record(
         self, job: Job, error: str | None, seconds: float, trained_before: bool = False, not_measured: str | None = None
@@ -176,7 +187,7 @@ class Runner:
         folder, found, start = self.folder(job), self.record(job), job.entry.start
         metrics = Run(folder).metrics if (folder / "metrics.jsonl").exists() else []
         text = so_far(metrics, 0 if start is None else start.epoch)
-        if text is None or job.key in self.starts or (found is not None and "error" not in found):
+        if text is None or job.key in self.starts or says_more(found, metrics):
             return
         record = self._describe(job, text, time.monotonic() - began)
         self._write(job, record | {"cut_off": True, "failed_before": failures_before(found)})

@@ -5,8 +5,9 @@
 #     benchmarks/cifar10_detached.sh look 500 FOLDER
 #     benchmarks/cifar10_detached.sh stop
 #
-# start copies what is run and the records so far to WORK/tree, and trains there: nothing that is done to this checkout
-# afterwards changes a run under way. INTERCLR_COMMIT is what records name as their commit, by default this checkout's.
+# start copies what is run, the folders of PYTHONPATH and the records so far to WORK, and trains there: nothing that is done to
+# this checkout afterwards changes a run under way. It ends when the first run has started, or tells what kept it from that.
+# INTERCLR_COMMIT is what records name as their commit, by default this checkout's.
 # look waits so many seconds, or until all is over, tells where every run is, and packs the records, those of runs under way
 # included, into FOLDER/records.tgz (from the repository's root: tar xzf records.tgz). It ends with 0 when all is done, with 3
 # while runs go on, and with the runs' status when something failed. stop has every training save a checkpoint and end; what
@@ -20,14 +21,34 @@ going_on() { [ -e "$work/pid" ] && pgrep -s "$(cat "$work/pid")" >/dev/null; }
 
 in_full() { case "$1" in */*) echo "$(cd "$(dirname "$1")" && pwd)/$(basename "$1")" ;; *) echo "$1" ;; esac; }
 
+refuse() { echo "$1" >&2; exit 2; }
+
+# The folders of PYTHONPATH, copied, as what lies in the checkout may be replaced by the next command; but for the checkout
+# itself, whose place the tree takes.
+copied_path() {
+  local number=0 folder
+  local -a folders
+  IFS=: read -r -a folders <<<"${PYTHONPATH:-}"
+  for folder in ${folders[@]+"${folders[@]}"}; do
+    [ -d "$folder" ] && [ ! "$folder" -ef "$root" ] || continue
+    number=$((number + 1))
+    mkdir -p "$work/path/$number"
+    cp -r "$folder/." "$work/path/$number"
+    printf ':%s' "$work/path/$number"
+  done
+}
+
 case "${1:-}" in
   start)
     shift
-    if going_on; then
-      echo "runs go on in $work already: look at them" >&2
-      exit 2
-    fi
-    if [ -z "${INTERCLR_COMMIT:-}" ] && INTERCLR_COMMIT=$(git -C "$root" rev-parse HEAD 2>/dev/null); then
+    for tool in pgrep pkill setsid timeout; do
+      command -v "$tool" >/dev/null || refuse "$tool is not installed (Debian's packages procps, util-linux, coreutils)"
+    done
+    ! going_on || refuse "runs go on in $work already: look at them"
+    [ -z "${INTERCLR_DATA:-}" ] || [ -d "$INTERCLR_DATA" ] || refuse "INTERCLR_DATA: there is no folder $INTERCLR_DATA"
+    if [ -z "${INTERCLR_COMMIT:-}" ]; then
+      INTERCLR_COMMIT=$(git -C "$root" rev-parse HEAD 2>/dev/null) ||
+        refuse "INTERCLR_COMMIT: name the commit of this checkout, as git does not know it here"
       [ -z "$(git -C "$root" status --porcelain -uno)" ] || INTERCLR_COMMIT="$INTERCLR_COMMIT with changes"
     fi
     PYTHON=$(in_full "${PYTHON:-python}")
@@ -36,12 +57,26 @@ case "${1:-}" in
     cp -r "$root/benchmarks" "$root/interclr" "$work/tree/"
     [ ! -d "$root/results/cifar10" ] || # a second start keeps the first one's
       tar c -C "$root" results/cifar10 | tar x -C "$work/tree" --skip-old-files
+    PYTHONPATH=$work/tree$(copied_path)
     cd "$work/tree"
-    export INTERCLR_COMMIT PYTHON INTERCLR_DATA WORK="$work" PYTHONPATH="$work/tree${PYTHONPATH:+:$PYTHONPATH}"
+    export INTERCLR_COMMIT PYTHON INTERCLR_DATA WORK="$work" PYTHONPATH PYTHONUNBUFFERED=1
     rm -f "$work/status"
-    setsid bash -c 'status=0; benchmarks/cifar10_gpu.sh "$@" || status=$?; echo "$status" >"$WORK/status"' - "$@" \
+    touch "$work/log"
+    before=$(stat -c %s "$work/log")
+    setsid bash -c 'status=0; benchmarks/cifar10_gpu.sh "$@" || status=$?
+      echo "$status" >"$WORK/status.new"; mv "$WORK/status.new" "$WORK/status"' - "$@" \
       >>"$work/log" 2>&1 </dev/null &
     echo $! >"$work/pid"
+    said() { tail -c +$((before + 1)) "$work/log"; }
+    for _ in $(seq 120); do
+      [ ! -e "$work/status" ] || break
+      ! said | grep -q ': started$' || break
+      sleep 0.5
+    done
+    said
+    if [ -e "$work/status" ] && [ "$(cat "$work/status")" -ne 0 ]; then
+      exit "$(cat "$work/status")"
+    fi
     echo "started in $work"
     ;;
   look)
@@ -76,7 +111,7 @@ case "${1:-}" in
     exit 1
     ;;
   *)
-    sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac

@@ -88,6 +88,15 @@ def so_far(metrics: list[Record], start: int) -> str | None:
     return f"cut off at epoch {metrics[-1]['epoch']:.1f}{told}"
 
 
+def says_more(record: Record | None, metrics: list[Record]) -> bool:
+    """Whether a record is of a finished run, or of one that was cut off later than these metrics end."""
+    if record is None:
+        return False
+    if "error" not in record:
+        return True
+    return bool(record.get("cut_off")) and record["epochs"][-1]["epoch"] > math.ceil(metrics[-1]["epoch"])
+
+
 def short(value: float) -> float:
     return float(f"{value:.6g}")
 

@@ -106,8 +106,9 @@ def failed_section(records: list[Record], plan: dict[str, Group]) -> list[str]:
         for record in records
         for each in ((failure["date"][:10], one_line(failure["error"], 300)) for failure in failures_of(record))
     ]
+    since = {f"{record['group']}/{record['name']}@{record['seed']}": _since(record) for record in records}
     table += [
-        (name, run.partition("@")[0], run.partition("@")[2], "–", one_line(known, 300), "no record")
+        (name, *run.split("@"), "–", one_line(known, 300), since.get(f"{name}/{run}", "no record"))
         for name, group in plan.items()
         for run, known in group.lost.items()
     ]

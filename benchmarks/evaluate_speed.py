@@ -19,7 +19,7 @@ import torch
 from interclr.data.source import ArraySource
 from interclr.evaluate.base import Context, LabelledData, Subject
 from interclr.evaluate.linear import Linear
-from interclr.knn import knn_scores
+from interclr.knn import knn_accuracy
 from interclr.models import BackboneConfig
 from interclr.screen import Screen
 
@@ -37,12 +37,12 @@ def main() -> None:
             torch.cuda.synchronize()
 
     bank, queries = torch.randn(n, 512, device=device), torch.randn(q, 512, device=device)
-    labels = torch.randint(10, (n,), device=device)
+    labels, truth = torch.randint(10, (n,), device=device), torch.randint(10, (q,), device=device)
     times = []
     for _ in range(12):
         wait()
         started = time.perf_counter()
-        knn_scores(bank, labels, queries, 10)
+        knn_accuracy(bank, labels, queries, truth)
         wait()
         times.append(time.perf_counter() - started)
     knn = times[2:]  # the first two load kernels

@@ -244,7 +244,10 @@ def _without_gone(tree: Mapping[str, Any]) -> Mapping[str, Any]:
         inner = tree.get(section)
         if isinstance(inner, Mapping) and name in inner:
             if inner[name] != nothing:
-                raise UserError(f"{key}: no longer there, since it did not help (CHANGELOG.md); leave it out")
+                raise UserError(
+                    f"{key}: no longer there, since it did not help (CHANGELOG.md); leave it out. What a run with "
+                    "it has learnt can still be used once the line is taken out of its resolved.yaml"
+                )
             tree = {**tree, section: {own: value for own, value in inner.items() if own != name}}
     return tree
 

@@ -42,14 +42,6 @@ def votes_of(similarity: Tensor, labels: Tensor, classes: int, temperature: floa
 
 
 @torch.no_grad()
-def knn_scores(
-    bank: Tensor, bank_labels: Tensor, queries: Tensor, classes: int, k: int = 200, temperature: float = 0.1
-) -> Tensor:
-    """Votes (Q, classes): each of the ``k`` nearest bank rows by cosine votes for its label with weight e^{s/T}."""
-    similarity, nearest = nearest_rows(bank, queries, k)
-    return votes_of(similarity, bank_labels[nearest], classes, temperature)
-
-
 def knn_accuracy(
     bank: Tensor, bank_labels: Tensor, queries: Tensor, query_labels: Tensor, k: int = 200, temperature: float = 0.1
 ) -> float:

@@ -259,6 +259,10 @@ def test_runs_that_left_no_record_are_listed_with_what_is_known(tmp_path: Path) 
     lost = {"lost": {"mocov2-interclr@3": "cut off at epoch 7"}}
     (row,) = cells(page_of(tmp_path, [record("mocov2", 0, 80.0)], choices=lost).partition("## Runs that")[2], "choices")
     assert row[1:] == ["mocov2-interclr", "3", "–", "cut off at epoch 7", "no record"]
+    records = [record("mocov2", 0, 80.0), record("mocov2-interclr", 3, 81.0, "choices")]
+    section = page_of(tmp_path, records, choices=lost).partition("## Runs that")[2].partition("## Words")[0]
+    (row,) = cells(section, "choices")
+    assert row[-2:] == ["cut off at epoch 7", "finished by a later try"]
 
 
 def test_a_group_measured_by_low_shot_shows_it_beside_k_nn(tmp_path: Path) -> None:

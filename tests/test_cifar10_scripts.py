@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -488,6 +489,9 @@ def test_a_training_that_is_cut_off_leaves_what_it_had_measured(
     assert "figures" not in record
     assert not made.finished(job)
     assert runner.to_do(made, [job]) == [job]
+    gone_on(3)  # once more, where its checkpoint is gone, and cut off earlier
+    made._note(job, 0.0)
+    assert record_at(tmp_path, "a-s0") == record
     assert "a-s0: k-NN" in again(tmp_path, plan)
     finished = record_at(tmp_path, "a-s0")
     assert (finished["failed_before"], "cut_off" in finished, "error" in finished) == ([], False, False)
@@ -510,21 +514,51 @@ def test_the_gpu_script_hands_everything_on(tmp_path: Path) -> None:
     assert not (tmp_path / "records" / "tiny").exists()
 
 
+def detached(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "benchmarks" / "cifar10_detached.sh")
+    return subprocess.run([script, *words], capture_output=True, text=True, env=environment, timeout=200)
+
+
+def test_what_keeps_detached_runs_from_starting_is_told_at_once(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path / "work"), "INTERCLR_COMMIT": "c0ffee"}
+    plan = plan_of(tmp_path, {"tiny": {"common": TINY, "runs": {"a": {"recipe": "synthetic-npidv2"}}}})
+    told = detached(environment, "start", "60", "tiny", "b", "--plan", str(plan))
+    assert (told.returncode, "no run 'b' in tiny" in told.stdout) == (2, True), told
+    assert "started" not in told.stdout
+    told = detached(environment | {"INTERCLR_DATA": "no/such/data"}, "start", "60", "tiny", "--plan", str(plan))
+    assert (told.returncode, told.stderr) == (2, "INTERCLR_DATA: there is no folder no/such/data\n")
+    tools = tmp_path / "tools"  # a machine without pgrep
+    tools.mkdir()
+    for tool in ("bash", "dirname", "mkdir"):
+        where = shutil.which(tool)
+        assert where is not None
+        (tools / tool).symlink_to(where)
+    told = detached(environment | {"PATH": str(tools)}, "start", "60", "tiny", "--plan", str(plan))
+    assert (told.returncode, told.stderr.split(" (")[0]) == (2, "pgrep is not installed")
+
+
 def test_runs_go_on_between_commands_and_their_records_come_back(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"tiny": {"common": TINY, "seeds": [0], "runs": {"a": {"recipe": "synthetic-npidv2"}}}})
     environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path / "work"), "INTERCLR_COMMIT": "c0ffee"}
+    carried = tmp_path / "carried"  # packages that the machine lacks, in a folder that the next command replaces
+    carried.mkdir()
+    (carried / "sitecustomize.py").write_text("import os; os.environ['CARRIED'] = __file__\n")
+    environment |= {"PYTHONPATH": f"{os.path.relpath(carried)}:{ROOT}"}
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        script = str(ROOT / "benchmarks" / "cifar10_detached.sh")
-        return subprocess.run([script, *words], capture_output=True, text=True, env=environment, timeout=200)
+        return detached(environment, *words)
 
     assert "nothing was started" in call("look").stderr
     assert "nothing goes on" in call("stop").stderr
     try:
-        assert call("start", "150", "tiny", "--plan", str(plan)).returncode == 0
+        first = call("start", "150", "tiny", "--plan", str(plan))
+        assert (first.returncode, "tiny/a-s0: started" in first.stdout) == (0, True), first
+        shutil.rmtree(carried)
         again = call("start", "150", "tiny", "--plan", str(plan))
         assert (again.returncode, "runs go on" in again.stderr) == (2, True)
         assert call("look", "0", str(tmp_path / "early")).returncode == 3
+        (copy,) = (tmp_path / "work" / "path").iterdir()  # not of the checkout
+        assert (copy / "sitecustomize.py").exists()
         assert (tmp_path / "early" / "records.tgz").exists()
     finally:
         stopped = call("stop")

@@ -16,6 +16,11 @@ def data(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch
     return centres[labels] + noise[0], labels, centres[truth] + noise[1], truth
 
 
+def votes(bank: torch.Tensor, labels: torch.Tensor, queries: torch.Tensor, k: int, temperature: float) -> torch.Tensor:
+    similarity, nearest = knn.nearest_rows(bank, queries, k)
+    return knn.votes_of(similarity, labels[nearest], 5, temperature)
+
+
 @pytest.mark.parametrize("k", [1, 7, 50, 300])
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
 def test_against_scikit_learn(k: int, temperature: float) -> None:
@@ -23,7 +28,7 @@ def test_against_scikit_learn(k: int, temperature: float) -> None:
     oracle = KNeighborsClassifier(
         k, metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / temperature)
     ).fit(bank.double().numpy(), labels.numpy())
-    scores = knn.knn_scores(bank, labels, queries, 5, k, temperature)
+    scores = votes(bank, labels, queries, k, temperature)
     expected = oracle.predict_proba(queries.double().numpy())
     np.testing.assert_allclose((scores / scores.sum(1, keepdim=True)).numpy(), expected, atol=1e-4)
     accuracy = knn.knn_accuracy(bank, labels, queries, truth, k, temperature)
@@ -32,22 +37,21 @@ def test_against_scikit_learn(k: int, temperature: float) -> None:
 
 
 def test_chunks_do_not_change_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    bank, labels, queries, _ = data()
-    whole = knn.knn_scores(bank, labels, queries, 5, 20)
-    for rows in (1, 7, 89):
-        monkeypatch.setattr(knn, "CHUNK_ELEMENTS", rows * len(bank))
-        torch.testing.assert_close(knn.knn_scores(bank, labels, queries, 5, 20), whole, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(knn, "CHUNK_ELEMENTS", 1)  # less than one row: one query at a time
-    torch.testing.assert_close(knn.knn_scores(bank, labels, queries, 5, 20), whole, rtol=1e-4, atol=1e-5)
+    bank, labels, queries, truth = data()
+    whole, accuracy = votes(bank, labels, queries, 20, 0.1), knn.knn_accuracy(bank, labels, queries, truth, 20)
+    for elements in (1, len(bank), 7 * len(bank), 89 * len(bank)):  # 1: less than one row, so one query at a time
+        monkeypatch.setattr(knn, "CHUNK_ELEMENTS", elements)
+        torch.testing.assert_close(votes(bank, labels, queries, 20, 0.1), whole, rtol=1e-4, atol=1e-5)
+        assert knn.knn_accuracy(bank, labels, queries, truth, 20) == accuracy
 
 
 def test_length_does_not_matter_and_small_temperatures_do_not_overflow() -> None:
     bank, labels, queries, _ = data()
-    scores = knn.knn_scores(bank, labels, queries, 5, 20, temperature=0.001)
+    scores = votes(bank, labels, queries, 20, 0.001)
     assert scores.isfinite().all()
     assert scores.sum(1).min() >= 1  # the nearest votes with weight 1
-    torch.testing.assert_close(knn.knn_scores(3 * bank, labels, 0.1 * queries, 5, 20, 0.1), knn.knn_scores(
-        bank, labels, queries, 5, 20, 0.1), rtol=1e-3, atol=1e-4)  # fmt: skip
+    longer = votes(3 * bank, labels, 0.1 * queries, 20, 0.1)
+    torch.testing.assert_close(longer, votes(bank, labels, queries, 20, 0.1), rtol=1e-3, atol=1e-4)
 
 
 def test_more_neighbours_than_images_and_a_class_only_the_queries_have() -> None:

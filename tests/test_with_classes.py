@@ -80,15 +80,16 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=300)
 
 
-def test_a_training_with_it_sees_no_wrong_negative_and_says_what_it_is(tmp_path: Path) -> None:
+def test_a_training_with_it_says_what_it_is(tmp_path: Path) -> None:
     done = call(
         *("positives,negatives", "pretrain", "synthetic-mocov2-interclr", *TINY),
-        *("inter.sampler.negatives=30", "inter.sampler.pool_fraction=1", "--no-report", "--out", str(tmp_path / "run")),
+        *("inter.sampler.negatives=30", "inter.sampler.pool_fraction=1", "--out", str(tmp_path / "run")),
     )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["negatives_wrong"] == 0.0
     assert "with_classes.py positives,negatives pretrain" in result["command"]
+    assert not (tmp_path / "run" / "report.html").exists()  # it would draw from images whose classes it does not know
 
 
 WATCHED = """
@@ -100,8 +101,8 @@ from interclr.engine.training import Training
 from interclr.learner import Learner
 
 if sys.argv.pop() == "right":
-    with_classes.install(["positives"])
-runs, pairs, draw, start = [], [], Learner._prepare_draw, Training.__init__
+    with_classes.install(["positives", "negatives"] if "synthetic-mocov2-interclr" in sys.argv else ["positives"])
+runs, pairs, drawn, draw, end, start = [], [], [], Learner._prepare_draw, Learner._complete_draw, Training.__init__
 
 def starts(self, *given, **named):
     start(self, *given, **named)
@@ -112,7 +113,12 @@ def draws(self, index):
     pairs.append((index.repeat(self.intra.directions), prepared.positive, self.bank.labels.clone()))
     return prepared
 
-Training.__init__, Learner._prepare_draw = starts, draws
+def ends(self, embeddings, prepared):
+    completed = end(self, embeddings, prepared)
+    drawn.append((embeddings.index.repeat(self.intra.directions), completed.negative))
+    return completed
+
+Training.__init__, Learner._prepare_draw, Learner._complete_draw = starts, draws, ends
 try:
     main()
 except SystemExit as ended:
@@ -120,12 +126,16 @@ except SystemExit as ended:
 classes = runs[0].data.labels
 right = torch.cat([classes[anchor] == classes[positive] for anchor, positive, _ in pairs])
 together = torch.cat([labels[anchor] == labels[positive] for anchor, positive, labels in pairs])
-print("share", right.float().mean().item(), together.all().item(), len(right))
+wrong = negatives = 0
+for anchor, negative in drawn:
+    wrong += int(((classes[negative] == classes[anchor][:, None]) & (negative >= 0)).sum())
+    negatives += int((negative >= 0).sum())
+print("share", right.float().mean().item(), together.all().item(), len(right), wrong, negatives)
 """
 
 
 @pytest.mark.parametrize("method", ["mocov2", "byol"])
-def test_every_positive_of_a_training_is_right_and_of_the_cluster(tmp_path: Path, method: str) -> None:
+def test_every_pair_of_a_training_is_right_and_positives_are_of_the_cluster(tmp_path: Path, method: str) -> None:
     words = ["pretrain", f"synthetic-{method}-interclr", *TINY, "--no-report", "--out"]
     found = {}
     for which in ("right", "any"):
@@ -137,6 +147,11 @@ def test_every_positive_of_a_training_is_right_and_of_the_cluster(tmp_path: Path
     assert found["right"][:2] == ["1.0", "True"]
     assert float(found["any"][0]) < 0.9  # so that the control does something
     assert found["right"][2] == found["any"][2]
+    (none_wrong, with_it), (wrong, without_it) = (
+        [int(each) for each in found[which][3:]] for which in ("right", "any")
+    )
+    assert none_wrong == 0
+    assert {wrong > 0, with_it > 0, without_it > 0} == {method == "mocov2"}  # BYOL draws none
 
 
 def test_a_method_without_negatives_has_none_to_be_right(tmp_path: Path) -> None:
