@@ -65,6 +65,8 @@ def install(parts: list[str]) -> None:
         labels = self.data.labels
         if labels is None or bool((labels < 0).any()):
             raise UserError("this control needs the class of every image")
+        if not self.learner.draws_pairs:
+            raise UserError("this run draws no pairs that could be right: it has no inter branch, or a soft loss")
         if "negatives" in parts and not self.learner.intra.uses_negatives:
             raise UserError(f"{self.settings.method.name} has no negatives that could be right")
         known["classes"], known["number"] = labels.to(self.device), int(labels.max()) + 1

@@ -113,6 +113,10 @@ class Settings(Config):
             raise ValueError(f"views: method {self.method.name} compares two views of an image; give two")
         if self.inter is not None and self.inter.head == "separate" and not self.method.separate_heads:
             raise ValueError(f"inter.head: {self.method.name} keeps one bank for both branches; use shared")
+        if self.inter is not None and self.inter.head == "separate" and self.inter.loss == "soft":
+            raise ValueError(
+                "inter.head: inter.loss=soft has the method's own targets, which are of its own head; use shared"
+            )
         return self
 
 

@@ -32,8 +32,11 @@ class InterConfig(Config):
     clusters: Annotated[int, Field(ge=2)] | Literal["auto"] = "auto"  # k
     labels: LabelsConfig = OnlineLabelsConfig()
     sampler: SamplerConfig = SemiHardConfig(negatives="auto")
-    # own: the method's; of BYOL and SimSiam that is the distance to the positive, without negatives (paper)
-    loss: Literal["own", "margin_nce"] = "own"
+    # own: the method's; of BYOL and SimSiam that is the distance to the positive, without negatives (paper).
+    # soft: no pairs; the query is to be divided over the clusters as its target is (losses.soft_labels)
+    loss: Literal["own", "margin_nce", "soft"] = "own"
+    soft_temperature: Annotated[float, Field(gt=0)] = 0.1  # of the query's division, where the loss is soft
+    soft_target_temperature: Annotated[float, Field(gt=0)] = 0.05
     margin: Annotated[float, Field(ge=-2, le=2)] = -0.5  # m of the inter loss
     margin_kind: MarginKind = "cosine"
     # Epochs of intra only, at no cost; clusters start after them. auto: half of all.
@@ -59,7 +62,7 @@ class Learner(nn.Module):
         self.generator: torch.Generator | None = None  # of the pairs; seeded by the engine, equal on all ranks
         if inter is not None:
             intra.inter_margin = Margin(inter.margin, inter.margin_kind)
-            intra.uses_negatives = intra.uses_negatives or inter.loss == "margin_nce"
+            intra.uses_negatives = inter.loss == "margin_nce" or (inter.loss == "own" and intra.uses_negatives)
 
     def inter_active(self, epoch: int) -> bool:
         if self.inter is None:
@@ -70,20 +73,30 @@ class Learner(nn.Module):
     def loss(self, batch: Batch, epoch: int) -> tuple[Tensor, Embeddings, dict[str, Tensor]]:
         """The loss of a batch, the embeddings to commit, and named terms to log."""
         active, index = self.inter_active(epoch), batch.index
-        prepared = start_beside(lambda: self._prepare_draw(index), index) if active else None
+        prepared = start_beside(lambda: self._prepare_draw(index), index) if active and self.draws_pairs else None
         embeddings = self.intra.embed(batch)
         intra = self.intra.loss(embeddings, self.bank)
         terms = {"intra_loss": intra.detach(), "alignment": self._alignment(embeddings)}
-        if prepared is None:
+        if not active:
             if self.inter is not None and self.inter.head == "separate":
                 intra = intra + 0 * embeddings.inter_query.sum()  # DDP waits for a gradient of every parameter
             return intra, embeddings, terms
-        assert self.bank is not None
         assert self.inter is not None
-        wait_for_side_streams()
-        inter = self.intra.inter_loss(embeddings, self._complete_draw(embeddings, prepared), self.bank)
-        weight = self.inter.intra_weight  # λ
+        inter, weight = self._inter_loss(embeddings, prepared, self.inter), self.inter.intra_weight  # λ
         return weight * intra + (1 - weight) * inter, embeddings, terms | {"inter_loss": inter.detach()}
+
+    @property
+    def draws_pairs(self) -> bool:
+        return self.inter is not None and self.inter.loss != "soft"
+
+    def _inter_loss(self, embeddings: Embeddings, prepared: Prepared | None, inter: InterConfig) -> Tensor:
+        assert self.bank is not None
+        if prepared is None:
+            return self.intra.soft_inter_loss(
+                embeddings, self.bank, inter.soft_temperature, inter.soft_target_temperature
+            )
+        wait_for_side_streams()
+        return self.intra.inter_loss(embeddings, self._complete_draw(embeddings, prepared), self.bank)
 
     @torch.no_grad()
     def _prepare_draw(self, index: Tensor) -> Prepared:
@@ -113,11 +126,8 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def _alignment(self, embeddings: Embeddings) -> Tensor:
-        """Mean squared distance of query and target; NPID's target is the image's own entry in the bank."""
-        target = embeddings.target
-        if self.intra.uses_bank and self.bank is not None:
-            target = self.bank.features[embeddings.index].float()
-        return 2 - 2 * (embeddings.query * target).sum(-1).mean()
+        """Mean squared distance of query and target."""
+        return 2 - 2 * (embeddings.query * self.intra.target_of(embeddings, self.bank)).sum(-1).mean()
 
     @torch.no_grad()
     def commit(self, embeddings: Embeddings, epoch: int) -> dict[str, Tensor]:

@@ -129,6 +129,29 @@ def byol_mse(prediction: Tensor, target: Tensor) -> Tensor:
     return (2 - 2 * (prediction * target).sum(dim=-1)).mean()
 
 
+def soft_labels(
+    query: Tensor,  # (A, D) normalised, with gradient
+    target: Tensor,  # (A, D) normalised
+    centroids: Tensor,  # (k, D)
+    temperature: float = 0.1,
+    target_temperature: float = 0.05,
+) -> Tensor:
+    """Cross-entropy −Σ_c p_c·log q_c, mean over anchors: q is how the query is divided over the clusters, p the target.
+
+    Both are softmax of the cosines with the centroids, p at the lower temperature, so that it is the surer of the two,
+    and without gradient. Beyond the paper, whose pseudo-labels are hard: there a wrong one counts as much as a right
+    one. Here an image between clusters belongs to all of them a little, and what is learnt is how alike others are.
+    """
+    if not temperature > 0 or not target_temperature > 0:
+        raise ValueError(f"temperatures must be positive, not {temperature} and {target_temperature}")
+    with torch.autocast(query.device.type, enabled=False):
+        centres = F.normalize(_at_least_float32(centroids.detach()), dim=1)  # (k, D)
+        with torch.no_grad():
+            expected = (_at_least_float32(target) @ centres.T / target_temperature).softmax(dim=1)  # (A, k)
+        found = (_at_least_float32(query) @ centres.T / temperature).log_softmax(dim=1)  # (A, k)
+        return -(expected * found).sum(dim=1).mean()
+
+
 def cosines(
     query: Tensor,  # (A, D) normalised, with gradient
     bank_features: Tensor,  # (N, D) normalised, without gradient

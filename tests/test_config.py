@@ -190,8 +190,9 @@ def test_two_mistakes_are_both_named_in_one_line() -> None:
     assert "did you mean device?" in message
 
 
-def test_npid_keeps_one_head() -> None:
+def test_where_one_head_is_needed_two_are_refused() -> None:
     assert error_of("inter.head=separate", recipe="npidv2-interclr").startswith("inter.head: ")
+    assert error_of("inter.head=separate", "inter.loss=soft", recipe="mocov2-interclr").startswith("inter.head: ")
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,15 @@ def assert_same_learner(*runs: Path) -> None:
         assert torch.equal(value, parts[key]), key
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_step_never_waits_for_the_host(recipe: str) -> None:
-    settings = settings_of(recipe)
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        *((recipe, []) for recipe in RECIPES),
+        *((f"cifar10-{method}-interclr", ["inter.loss=soft"]) for method in METHODS),
+    ],
+)
+def test_a_step_never_waits_for_the_host(recipe: str, more: list[str]) -> None:
+    settings = settings_of(recipe, *more)
     device = torch.device("cuda")
     source = open_source("synthetic:1024")
     canvas = Canvas(source.pixels, None, source.labels).to(device)  # type: ignore[attr-defined]
@@ -191,6 +197,7 @@ CAPTURED: list[tuple[str, list[str]]] = [
         ["model.stem=standard", "model.backbone=resnet50", "model.width=64", "data.image_size=96"],
     ),
     ("cifar10-byol-interclr", ["data.resident=false", "data.workers=2"]),
+    *((f"cifar10-{method}-interclr", ["inter.loss=soft"]) for method in METHODS),
 ]
 for _recipe, _more in CAPTURED:
     settings_of(_recipe, *_more)  # a wrong setting is found where there is no GPU as well

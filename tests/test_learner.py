@@ -26,6 +26,7 @@ from small_learner import (
     unit,
 )
 from torch import Tensor
+from torch.nn import functional as F
 
 from interclr import dist, samplers
 from interclr.bank import FIXED_POINT
@@ -263,6 +264,38 @@ def test_methods_without_negatives_take_margin_nce_where_it_is_asked_for(method:
     _, _, others = own.loss(batch(), 0)
     assert others["intra_loss"] == terms["intra_loss"]  # only the other branch has changed
     assert not own.intra.uses_negatives
+
+
+@PER_METHOD
+def test_a_soft_inter_loss_draws_nothing_and_compares_divisions_over_the_clusters(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(*_: Any) -> None:
+        raise AssertionError("pairs were drawn")
+
+    model = learner(method, {"loss": "soft", "soft_temperature": 0.3, "soft_target_temperature": 0.2})
+    assert not model.intra.uses_negatives
+    for half in ("_prepare_draw", "_complete_draw"):
+        monkeypatch.setattr(model, half, drawn)
+    torch.manual_seed(1)
+    loss, embeddings, terms = model.loss(batch(), 0)
+    weight = model.inter.intra_weight
+    assert loss.item() == pytest.approx((weight * terms["intra_loss"] + (1 - weight) * terms["inter_loss"]).item())
+    bank = model.bank
+    target = bank.features[embeddings.index][None] if method == "npidv2" else embeddings.target
+    centres = F.normalize(bank.centroids, dim=1).double()
+    losses = []
+    for one, other in zip(embeddings.inter_query.flatten(0, 1), target.flatten(0, 1), strict=True):
+        found, expected = ((each.detach().double() @ centres.T) for each in (one, other))
+        losses.append(-((expected / 0.2).softmax(0) * (found / 0.3).log_softmax(0)).sum().item())
+    assert terms["inter_loss"].item() == pytest.approx(float(np.mean(losses)), rel=1e-4)
+    loss.backward()
+    model.commit(embeddings, 0)
+    model.maintain(0, 0)
+    model.end_epoch(0, torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    _, _, others = learner(method, {}).loss(batch(), 0)
+    assert others["intra_loss"] == terms["intra_loss"]  # only the other branch has changed
 
 
 @PER_METHOD

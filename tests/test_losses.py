@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from interclr import losses
-from interclr.losses import arc_margin, byol_mse, cosines, margin_nce
+from interclr.losses import arc_margin, byol_mse, cosines, margin_nce, soft_labels
 from interclr.types import Pairs
 
 cosine = st.floats(-1, 1, width=32)
@@ -212,3 +212,38 @@ def test_a_temperature_may_be_learnt():
     assert learnt.grad.item() == pytest.approx((around[0] - around[1]) / (2 * step), rel=1e-5)
     with pytest.raises(ValueError, match="positive"):
         margin_nce(positive, negative, torch.tensor(-1.0))
+
+
+def test_soft_labels_are_the_cross_entropy_of_two_divisions_over_the_clusters() -> None:
+    generator = torch.Generator().manual_seed(3)
+    query, target = (F.normalize(torch.randn(6, 8, generator=generator), dim=1) for _ in range(2))
+    centroids = 0.3 * torch.randn(5, 8, generator=generator)  # means of unit vectors are shorter than they are
+    query, target = query.requires_grad_(), target.requires_grad_()
+    loss = soft_labels(query, target, centroids, 0.2, 0.07)
+    expected = 0.0
+    for q, t in zip(query.detach().double().numpy(), target.detach().double().numpy(), strict=True):
+        length = np.linalg.norm(centroids.double().numpy(), axis=1)
+        ours, theirs = (centroids.double().numpy() @ each / length for each in (q, t))
+        p, found = np.exp(theirs / 0.07), np.exp(ours / 0.2)
+        expected -= float((p / p.sum() * np.log(found / found.sum())).sum()) / len(query)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    assert target.grad is None
+    assert query.grad is not None
+    assert query.grad.abs().max() > 0
+    halves = soft_labels(query.detach().bfloat16(), target.detach().bfloat16(), centroids, 0.2, 0.07)
+    assert (halves.dtype, halves.item()) == (torch.float32, pytest.approx(expected, rel=0.02))
+    for wrong in ((0.0, 0.05), (0.1, -1.0)):
+        with pytest.raises(ValueError, match="positive"):
+            soft_labels(query, target, centroids, *wrong)
+
+
+def test_soft_labels_are_least_where_the_query_is_the_target() -> None:
+    """At one temperature; a target that is surer asks the query to be nearer to its clusters still."""
+    centroids = torch.eye(3)
+    target = F.normalize(torch.tensor([[1.0, 0.4, 0.1]]), dim=1)
+    at_target = soft_labels(target, target, centroids, 0.1, 0.1)
+    others = F.normalize(target + 0.2 * torch.randn(200, 3, generator=torch.Generator().manual_seed(0)), dim=1)
+    assert all(soft_labels(other[None], target, centroids, 0.1, 0.1) > at_target for other in others)
+    nearer = F.normalize(torch.tensor([[1.0, 0.3, 0.0]]), dim=1)
+    assert soft_labels(nearer, target, centroids, 0.1, 0.05) < soft_labels(target, target, centroids, 0.1, 0.05)

@@ -154,9 +154,12 @@ def test_every_pair_of_a_training_is_right_and_positives_are_of_the_cluster(tmp_
     assert {wrong > 0, with_it > 0, without_it > 0} == {method == "mocov2"}  # BYOL draws none
 
 
-def test_a_method_without_negatives_has_none_to_be_right(tmp_path: Path) -> None:
+def test_what_draws_no_pairs_has_none_to_be_right(tmp_path: Path) -> None:
     done = call("negatives", "pretrain", "synthetic-byol-interclr", *TINY, "--out", str(tmp_path / "run"))
     assert (done.returncode, "byol has no negatives" in done.stderr) == (2, True)
+    soft = ("inter.loss=soft", "--out", str(tmp_path / "run"))
+    done = call("positives", "pretrain", "synthetic-mocov2-interclr", *TINY, *soft)
+    assert (done.returncode, "this run draws no pairs" in done.stderr) == (2, True)
 
 
 def test_without_classes_or_with_an_unknown_part_it_says_so(tmp_path: Path) -> None:

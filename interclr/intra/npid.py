@@ -52,15 +52,20 @@ class NPID(IntraMethod):
         # The target of NPID is the image's own entry in the bank, which only ``loss`` may read.
         return Embeddings(batch.index, query, query.detach(), query, query[0].detach())
 
+    def target_of(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
+        """The image's own entry in the bank."""
+        assert bank is not None, "NPID reads its positives and negatives from the bank"
+        return bank.features[embeddings.index].float()[None]
+
     def loss(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
         """K entries drawn once and shared by the batch: one matrix product; uniform for every anchor on its own.
 
         Drawn with replacement, as in NPID; an anchor's own entry among them is left out for that anchor.
         """
-        assert bank is not None, "NPID reads its positives and negatives from the bank"
+        assert bank is not None
         query, index = embeddings.query[0], embeddings.index
         drawn = torch.randint(len(bank.features), (self.negatives,), generator=self.generator, device=query.device)
-        positive = (query * bank.features[index].float()).sum(1)  # (B,)
+        positive = (query * self.target_of(embeddings, bank)[0]).sum(1)  # (B,)
         negative = query @ bank.features[drawn].float().T  # (B, K)
         negative = negative.masked_fill(drawn == index[:, None], -torch.inf)
         return margin_nce(positive, negative, self.temperature, self.margin.value, self.margin.kind)
