@@ -22,7 +22,7 @@ def test_the_page_is_what_the_records_say(script: str) -> None:
     assert found.returncode == 0, found.stderr or f"run benchmarks/{script}.py"
 
 
-@pytest.mark.parametrize("script", ["speed_table", "embedded_table", "listing", "evaluate_speed"])
+@pytest.mark.parametrize("script", ["speed_table", "embedded_table", "listing", "evaluate_speed", "report_picture"])
 def test_help_and_mistakes_do_nothing(script: str) -> None:
     pages = {path: path.stat().st_mtime_ns for path in (ROOT / "docs").rglob("*")}
     shown, refused = run(script, "--help"), run(script, "--no-such-option")
