@@ -34,6 +34,7 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
+import torch
 from cifar10_plan import CLI, PLAN, ROOT, Job, jobs_of, read_plan
 from cifar10_record import (
     Record,
@@ -81,6 +82,8 @@ class Runner:
         self.began = time.monotonic()
         self.processes: set[subprocess.Popen[str]] = set()
         self.lock = threading.Lock()
+        # Each its share of the cores: where two have all of them, on a CPU both take more than twice as long.
+        self.threads = int(os.environ.get("OMP_NUM_THREADS", max(1, torch.get_num_threads() // jobs)))
 
     def folder(self, job: Job, title: str | None = None) -> Path:
         return self.work / job.group / (title or job.title)
@@ -178,7 +181,7 @@ class Runner:
             record["failed_before"].append({"date": record["date"], "commit": record["commit"], "error": not_measured})
             self.say(job, not_measured)
         if trained_before and found is not None:  # by another call, beside others than now
-            record |= {key: found[key] for key in ("jobs", "mps") if key in found}
+            record |= {key: found[key] for key in ("jobs", "threads", "mps") if key in found}
         self._write(job, record)
         self.say(job, line_of(record))
 
@@ -264,7 +267,12 @@ class Runner:
                     raise Interrupted
                 # A session of its own: Ctrl-C reaches this script, which asks its processes to stop.
                 process = subprocess.Popen(
-                    command, stdout=output, stderr=subprocess.PIPE, text=True, start_new_session=True
+                    command,
+                    stdout=output,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                    env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
                 )
                 self.processes.add(process)
             errors, asked = None, False
@@ -331,6 +339,7 @@ class Runner:
             "versions": {name: about[name] for name in ("torch", "torchvision", "python")},
             "machine": about["machine"],
             "jobs": self.jobs,  # runs at a time on this machine, and whether their kernels do: what the times depend on
+            "threads": self.threads,
             "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
             "settings": settings_of(job, folder),
         }
