@@ -83,7 +83,7 @@ class Runner:
         self.processes: set[subprocess.Popen[str]] = set()
         self.lock = threading.Lock()
         # Each its share of the cores: where two have all of them, on a CPU both take more than twice as long.
-        self.threads = int(os.environ.get("OMP_NUM_THREADS", max(1, torch.get_num_threads() // jobs)))
+        self.threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // jobs))
 
     def folder(self, job: Job, title: str | None = None) -> Path:
         return self.work / job.group / (title or job.title)
@@ -272,7 +272,7 @@ class Runner:
                     stderr=subprocess.PIPE,
                     text=True,
                     start_new_session=True,
-                    env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
+                    env=os.environ | {"OMP_NUM_THREADS": self.threads},
                 )
                 self.processes.add(process)
             errors, asked = None, False

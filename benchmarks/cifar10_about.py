@@ -13,8 +13,20 @@ from __future__ import annotations
 import re
 import statistics
 
-from cifar10_record import Record
-from cifar10_results import KNN, LEFT_OUT, LINEAR, LOW_SHOT, Measure, Results, change, figure, protocol, standard_error
+from cifar10_results import (
+    KNN,
+    LEFT_OUT,
+    LINEAR,
+    LOW_SHOT,
+    Measure,
+    Results,
+    at_epoch,
+    change,
+    figure,
+    in_last_epoch,
+    protocol,
+    standard_error,
+)
 
 from interclr.types import UserError
 
@@ -28,7 +40,7 @@ MEASURES: dict[str, tuple[Measure, str]] = {
     "negatives wrong": (figure("negatives_wrong"), ".2f"),
     "uniformity": (figure("uniformity"), ".2f"),
     "rank": (figure("rank_me"), ".1f"),
-    "labels changed": (figure("labels_changed"), ".2f"),
+    "labels changed": (in_last_epoch("labels_changed"), ".2f"),
     **{f"{count} per class": (protocol("low-shot", f"top1@{count}"), ".2f") for count in (1, 2, 4, 8, 16, 32, 64, 96)},
     **{f"{share} fine-tuned": (protocol("semi-supervised", f"top1@{share}"), ".2f") for share in ("1%", "10%")},
 }
@@ -53,9 +65,13 @@ def _figure(asked: str, runs: str, here: str, groups: dict[str, Results]) -> str
     if gained not in MEASURES:
         raise KeyError(f"no measure {gained!r}; there are {', '.join(MEASURES)}")
     measure, form = MEASURES[gained]
+    if epoch and gained != "k-NN":
+        raise KeyError("only k-NN is known at an epoch")
     if epoch:
-        measure = _at(int(epoch))
+        measure = at_epoch(int(epoch))
     run, minus, other = (part.strip() for part in runs.partition("−"))
+    if minus and gained != asked:
+        raise KeyError("what is gained is a difference already")
     results, name, seed = _named(run, here, groups)
     if gained != asked:
         return change(_some([gain.value for gain in results.gains(name, measure) if seed in (None, gain.seed)]))
@@ -86,10 +102,3 @@ def _some(values: list[float]) -> list[float]:
     if not values:
         raise KeyError("no record has it")
     return values
-
-
-def _at(epoch: int) -> Measure:
-    def measured(record: Record) -> float | None:
-        return next((row["knn"] for row in record["epochs"] if row["epoch"] == epoch and "knn" in row), None)
-
-    return measured

@@ -38,7 +38,11 @@ class Entry(Config):
 class Group(Config):
     about: str = ""  # stands above the group's table: what was asked, and found; figures: see cifar10_about.py
     short: str = ""  # the first group's: what a reader should take along, above everything
-    page: Literal["results", "choices"] = "results"
+    page: Literal["results", "choices", "time"] = "results"  # time: nothing but how long it took
+    superseded: bool = False  # by a later group that asks the same: it stands behind all others
+    apart: dict[str, tuple[str, ...]] = Field(
+        {}
+    )  # RUN@SEED and protocols whose figures are not comparable with others'
     lost: dict[str, str] = Field({})  # RUN@SEED that left no record, and what is known of it
     runs: Annotated[dict[str, Entry], Field(min_length=1)]
     common: tuple[str, ...] = ()

@@ -25,7 +25,8 @@ from interclr.learner import InterConfig
 from interclr.types import UserError
 
 INTER = "-interclr"
-NO_NEGATIVES = ("byol", "simsiam")  # so their branch's sampler and margin change nothing
+NO_NEGATIVES = ("byol", "simsiam")  # so their branch's sampler and margin change nothing, unless it is given some
+OF_PAIRS = ("sampler", "margin", "margin_kind")
 DEFAULTS = InterConfig().model_dump(mode="json")
 Measure = Callable[[Record], float | None]
 
@@ -37,6 +38,7 @@ class Gain(NamedTuple):
     value: float
     over: Record  # the run without it
     shared: bool  # whether that is its very own first part, epoch for epoch, or has the seed and the settings only
+    again: bool = False  # whether it is that run trained again, of which only the end is known
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,13 @@ class Results:
         found = []
         for record in self.runs.get(run, {}).values():
             over, shared = self.counterpart(record)
-            mine, other = measure(record), None if over is None else measure(over)
-            if over is not None and mine is not None and other is not None:
-                found.append(Gain(record["seed"], mine - other, over, shared))
+            if over is None:
+                continue
+            ended = (record["from"] or {}).get("ended")
+            again = measure is KNN and ended is not None
+            mine, other = measure(record), ended if again else measure(over)
+            if mine is not None and other is not None:
+                found.append(Gain(record["seed"], mine - other, over, shared or again, again))
         return found
 
     def counterpart(self, record: Record) -> tuple[Record | None, bool]:
@@ -114,9 +120,14 @@ class Results:
         return {run: plain for run in self.runs for plain in self.runs if run.startswith(f"{plain}-")}
 
 
+def start_of(record: Record) -> int:
+    """The epoch after which its inter branch begins."""
+    return int((record["settings"]["inter"] or {}).get("warmup_epochs") or 0)
+
+
 def begins_as(record: Record, plain: Record) -> bool:
     """Whether the epochs of ``record`` before its branch began are those of ``plain``."""
-    start = int((record["settings"]["inter"] or {}).get("warmup_epochs") or 0)
+    start = start_of(record)
     mine, other = ([row for row in each["epochs"] if row["epoch"] <= start] for each in (record, plain))
     return start > 0 and mine == other
 
@@ -133,8 +144,10 @@ def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     branch, method = settings["inter"], dict(settings["method"])
     if branch is not None:
         branch = DEFAULTS | without_gone(branch)  # older records lack what is newer than they are
-    if branch is not None and method["name"] in NO_NEGATIVES:
-        branch = {key: value for key, value in branch.items() if key not in ("sampler", "margin")}
+    if branch is not None and (
+        branch["loss"] == "soft" or (branch["loss"] == "own" and method["name"] in NO_NEGATIVES)
+    ):
+        branch = {key: value for key, value in branch.items() if key not in OF_PAIRS}
     if method["name"] == "npidv2":
         # A branch that begins at once fills the bank; older records do not say how it starts.
         filled = branch is not None and branch.get("warmup_epochs") == 0
@@ -176,6 +189,16 @@ def made_again(records: list[Record]) -> dict[str, list[Record]]:
 
 
 # Figures of a record.
+
+
+def at_epoch(epoch: int) -> Measure:
+    """k-NN measured while training."""
+    return lambda record: next((row["knn"] for row in record["epochs"] if row["epoch"] == epoch and "knn" in row), None)
+
+
+def in_last_epoch(name: str) -> Measure:
+    """The mean of a term that every step logs."""
+    return lambda record: record["epochs"][-1].get(name) if record["epochs"] else None
 
 
 def figure(name: str) -> Measure:
@@ -237,15 +260,24 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return statistics.mean(values) - reach, statistics.mean(values) + reach
 
 
-def chance(seeds: int) -> list[str]:
-    """How much "beyond two standard errors" says of so many seeds."""
-    if seeds < FEW:
-        return []
-    upwards = 100 * float(student.sf(2, seeds - 1))
-    return [
-        f"With {seeds} seeds, where there is no difference at all, chance alone goes beyond two standard errors "
-        f"upwards in {upwards:.0f} % of cases, and as often downwards (Student's t)."
-    ]
+def bracketed(values: Sequence[float]) -> str:
+    """Mean and 95 % interval of paired differences; fewer than three one by one."""
+    found = interval(values)
+    if found is None:
+        return change(values)
+    return f"{statistics.mean(values):+.2f} [{found[0]:+.2f}, {found[1]:+.2f}]"
+
+
+def direction(values: Sequence[float]) -> int:
+    """1 or −1 where the 95 % interval leaves zero out: what the pages call clear."""
+    found = interval(values)
+    return 0 if found is None else (found[0] > 0) - (found[1] < 0)
+
+
+def without_empty(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Without the columns in which no row says anything."""
+    told = [at for at in range(len(header)) if not rows or any(row[at] not in ("", "–") for row in rows)]
+    return [header[at] for at in told], [[row[at] for at in told] for row in rows]
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from cifar10_plan import Group
 from cifar10_record import Record, failures_of, line_of
-from cifar10_results import KNN, Results, either, field, made_again, one_line, rows_of
+from cifar10_results import KNN, Results, at_epoch, either, field, made_again, one_line, rows_of
 
 
 def again_section(records: list[Record]) -> list[str]:
     """How far the same settings and seed end apart: what a difference of runs that share no more has in it."""
     table = []
-    for each in made_again(records).values():
+    for each in made_again([*records, *parents_again(records)]).values():
         found = [(KNN(record) or 0.0, record) for record in each]
         shown = "; ".join(
             f"{record['group']}/{record['name']} {value:.2f}{'' if _exact(record) else ' (not deterministic)'}"
@@ -30,6 +30,22 @@ def again_section(records: list[Record]) -> list[str]:
     ]
 
 
+def parents_again(records: list[Record]) -> list[Record]:
+    """Parents that were trained again for a run that continues them, and have no record of their own but their end."""
+    found = {}
+    for record in records:
+        start = record["from"] or {}
+        for parent in records:
+            same = all(parent[key] == record[key] for key in ("group", "seed")) and parent["name"] == start.get("run")
+            if same and "ended" in start:
+                name = f"{parent['name']}, again"
+                found[record["group"], name, record["seed"]] = parent | {
+                    "name": name,
+                    "figures": {"knn": start["ended"]},
+                }
+    return list(found.values())
+
+
 def _exact(record: Record) -> bool:
     return bool(record["settings"].get("engine", {}).get("deterministic"))
 
@@ -40,29 +56,22 @@ def cost_section(groups: list[Results]) -> list[str]:
         for run, by_seed in results.runs.items():
             records = list(by_seed.values())
             where = either(f"{record['machine']}, torch {record['versions']['torch']}" for record in records)
-            memory = results.cell(run, field("peak_memory_bytes", 1e9))
             table.append(
                 (
-                    *(results.group, run, str(len(records)), _range(results, run, "images_per_second")),
-                    *(_range(results, run, "seconds"), _range(results, run, "compile_seconds")),
-                    *(memory, either(sharing(record) for record in records), where),
+                    *(results.group, run, str(len(records)), _range(results, run, "seconds")),
+                    *(either(sharing(record) for record in records), where),
                     either(commit_of(record) for record in records),
                 )
             )
-    header = (
-        *("group", "run", "seeds", "images/s", "seconds", "of those compiling", "peak memory, GB", "at a time"),
-        *("machine", "commit"),
-    )
     return [
-        "## Time and memory",
+        "## Time",
         "",
-        "Training with its k-NN measurements, without the protocols afterwards. Up to as many runs as `at a time` says",
-        "shared the machine, so times are ranges over the seeds: one may have had others beside it and the next none.",
-        "With MPS their kernels ran side by side, else by turns. The seconds of a run that",
-        "continues another include that one's up to there. A dash: the record does not say. (Up to 86b6ce1 images/s on",
-        "a GPU did not count the wait for it; those were taken out.)",
+        "Training with its k-NN measurements, without the protocols afterwards; of other groups the records tell. Up",
+        "to as many runs as `at a time` says shared the machine, with MPS side by side, so times are ranges over the",
+        "seeds and say nothing of what the branch costs: for that see [performance.md](performance.md). The seconds of",
+        "a run that continues another include that one's up to there.",
         "",
-        *rows_of(header, table),
+        *rows_of(("group", "run", "seeds", "seconds", "at a time", "machine", "commit"), table),
     ]
 
 
@@ -88,6 +97,26 @@ def _since(record: Record) -> str:
     return "" if "error" in record or record.get("unmeasured") else "finished by a later try"
 
 
+def beside_plain(record: Record, records: list[Record]) -> str:
+    """How a run that was cut off stood to the plain run of its group and seed, when it was last measured."""
+    measured = [row for row in record.get("epochs", ()) if "knn" in row]
+    plain = next(
+        (
+            other
+            for other in records
+            if all(other[key] == record[key] for key in ("group", "seed"))
+            and other["settings"]["inter"] is None
+            and "error" not in other
+        ),
+        None,
+    )
+    if "error" not in record or not measured or plain is None:
+        return ""
+    epoch, knn = measured[-1]["epoch"], measured[-1]["knn"]
+    there = at_epoch(epoch)(plain)
+    return "" if there is None else f"; {knn - there:+.2f} beside {plain['name']} there"
+
+
 def unmeasured_section(records: list[Record]) -> list[str]:
     """Trained, but their protocols were cut off: a table's mean of other seeds for every column would mislead."""
     table = [
@@ -102,9 +131,10 @@ def unmeasured_section(records: list[Record]) -> list[str]:
 
 def failed_section(records: list[Record], plan: dict[str, Group]) -> list[str]:
     table = [
-        (record["group"], record["name"], str(record["seed"]), *each, _since(record))
+        (record["group"], record["name"], str(record["seed"]), failure["date"][:10], told, _since(record))
         for record in records
-        for each in ((failure["date"][:10], one_line(failure["error"], 300)) for failure in failures_of(record))
+        for failure in failures_of(record)
+        for told in [one_line(failure["error"], 300) + beside_plain(record, records)]
     ]
     since = {f"{record['group']}/{record['name']}@{record['seed']}": _since(record) for record in records}
     table += [

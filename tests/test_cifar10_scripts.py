@@ -109,6 +109,20 @@ def test_seeds_come_outermost_and_parents_first(tmp_path: Path) -> None:
     assert chain(tmp_path, [])[0].portable() == ["checkpoint.every_epochs=100", "checkpoint.keep=2"]
 
 
+@pytest.mark.parametrize(("asked", "threads"), [(None, "2"), ("", "2"), ("5", "5")])
+def test_trainings_share_the_cores(
+    asked: str | None, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.torch, "get_num_threads", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    made = runner.Runner(tmp_path, tmp_path, jobs=3)
+    log = tmp_path / "log"
+    made._call(["-c", "import os; print(os.environ['OMP_NUM_THREADS'])"], log, tmp_path)
+    assert (made.threads, log.read_text()) == (threads, f"{threads}\n")
+
+
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_children_wait_for_their_parents_and_no_more_run_than_asked_for(tmp_path: Path, jobs: int) -> None:
     class Fake:
