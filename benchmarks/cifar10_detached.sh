@@ -32,8 +32,8 @@ copied_path() {
   for folder in ${folders[@]+"${folders[@]}"}; do
     [ -d "$folder" ] && [ ! "$folder" -ef "$root" ] || continue
     number=$((number + 1))
-    mkdir -p "$work/path/$number"
-    cp -r "$folder/." "$work/path/$number"
+    { mkdir -p "$work/path/$number" && cp -r "$folder/." "$work/path/$number"; } ||
+      refuse "PYTHONPATH: $folder was not copied to $work/path/$number"
     printf ':%s' "$work/path/$number"
   done
 }
@@ -45,6 +45,7 @@ case "${1:-}" in
       command -v "$tool" >/dev/null || refuse "$tool is not installed (Debian's packages procps, util-linux, coreutils)"
     done
     ! going_on || refuse "runs go on in $work already: look at them"
+    [ ! "$root" -ef "$work/tree" ] || refuse "WORK: $work/tree is this checkout itself, which the copy would replace"
     [ -z "${INTERCLR_DATA:-}" ] || [ -d "$INTERCLR_DATA" ] || refuse "INTERCLR_DATA: there is no folder $INTERCLR_DATA"
     if [ -z "${INTERCLR_COMMIT:-}" ]; then
       INTERCLR_COMMIT=$(git -C "$root" rev-parse HEAD 2>/dev/null) ||
@@ -54,6 +55,7 @@ case "${1:-}" in
     PYTHON=$(in_full "${PYTHON:-python}")
     [ -z "${INTERCLR_DATA:-}" ] || INTERCLR_DATA=$(in_full "$INTERCLR_DATA/")
     mkdir -p "$work/tree/results/cifar10"
+    rm -rf "$work/path" "$work/tree/benchmarks" "$work/tree/interclr" # of an earlier start, which may have had others
     cp -r "$root/benchmarks" "$root/interclr" "$work/tree/"
     [ ! -d "$root/results/cifar10" ] || # a second start keeps the first one's
       tar c -C "$root" results/cifar10 | tar x -C "$work/tree" --skip-old-files
@@ -68,12 +70,21 @@ case "${1:-}" in
       >>"$work/log" 2>&1 </dev/null &
     echo $! >"$work/pid"
     said() { tail -c +$((before + 1)) "$work/log"; }
+    begun_or_over() { [ -e "$work/status" ] || grep -q ': started$' < <(said); }
     for _ in $(seq 120); do
-      [ ! -e "$work/status" ] || break
-      ! said | grep -q ': started$' || break
+      ! begun_or_over || break
+      kill -0 $! 2>/dev/null || going_on || break # at first there is the process, but not yet its session
       sleep 0.5
     done
     said
+    if ! begun_or_over; then
+      if going_on; then
+        echo "no run has started in a minute, but something goes on in $work: look or stop" >&2
+      else
+        echo "nothing has started in $work: it ended without a word" >&2
+      fi
+      exit 1
+    fi
     if [ -e "$work/status" ] && [ "$(cat "$work/status")" -ne 0 ]; then
       exit "$(cat "$work/status")"
     fi

@@ -551,6 +551,75 @@ def test_what_keeps_detached_runs_from_starting_is_told_at_once(tmp_path: Path) 
     assert (told.returncode, told.stderr.split(" (")[0]) == (2, "pgrep is not installed")
 
 
+def in_place_of_python(folder: Path, body: str) -> dict[str, str]:
+    """An environment in which a shell script takes the place of the runs, which are not what is tested."""
+    script = folder / "python"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return os.environ | {"PYTHON": str(script), "WORK": str(folder / "work"), "INTERCLR_COMMIT": "c0ffee"}
+
+
+def touched(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_a_second_start_keeps_the_records_and_nothing_else_of_the_first(tmp_path: Path) -> None:
+    work, package = tmp_path / "work", touched(tmp_path / "packages" / "one.py").parent
+    gone = [touched(work / name) for name in ("path/1/two.py", "path/2/one.py")]
+    gone += [touched(work / "tree" / name / "gone.py") for name in ("interclr", "benchmarks")]
+    record = touched(work / "tree" / "results" / "cifar10" / "tiny" / "a-s0.json")
+    environment = in_place_of_python(tmp_path, "exit 0") | {"PYTHONPATH": str(package)}
+    told = detached(environment, "start", "60", "tiny")
+    assert told.returncode == 0, told
+    assert [str(path) for path in gone if path.exists()] == []
+    assert (work / "path" / "1" / "one.py").exists()
+    assert (work / "tree" / "interclr" / "learner.py").exists()
+    assert record.exists()
+
+
+def test_a_checkout_is_not_replaced_by_its_own_copy(tmp_path: Path) -> None:
+    kept = touched(tmp_path / "tree" / "interclr" / "learner.py")
+    script = touched(tmp_path / "tree" / "benchmarks" / "cifar10_detached.sh")
+    shutil.copy(ROOT / "benchmarks" / "cifar10_detached.sh", script)
+    environment = in_place_of_python(tmp_path, "exit 0") | {"WORK": str(tmp_path)}
+    told = subprocess.run([script, "start", "60", "tiny"], capture_output=True, text=True, env=environment)
+    assert (told.returncode, "tree is this checkout itself" in told.stderr) == (2, True), told
+    assert kept.exists()
+
+
+def test_nothing_starts_without_a_package_that_cannot_be_copied(tmp_path: Path) -> None:
+    environment = in_place_of_python(tmp_path, "exit 0") | {"PYTHONPATH": str(tmp_path)}  # the copy would lie in itself
+    told = detached(environment, "start", "60", "tiny")
+    assert (told.returncode, f"PYTHONPATH: {tmp_path} was not copied" in told.stderr) == (2, True), told
+    assert "started" not in told.stdout
+    assert not (tmp_path / "work" / "pid").exists()
+
+
+def test_a_start_that_ends_without_a_word_is_none(tmp_path: Path) -> None:
+    environment = in_place_of_python(
+        tmp_path, 'until [ -s "$WORK/pid" ]; do sleep 0.1; done; kill -KILL "$(cat "$WORK/pid")"'
+    )
+    told = detached(environment, "start", "60", "tiny")
+    assert (told.returncode, "it ended without a word" in told.stderr) == (1, True), told
+    assert "started" not in told.stdout
+
+
+def test_a_start_of_which_nothing_is_heard_is_none(tmp_path: Path) -> None:
+    environment = in_place_of_python(tmp_path, f"exec {shutil.which('sleep')} 100")
+    hurried = touched(tmp_path / "tools" / "sleep")  # the minute of waiting, but not what runs, is over at once
+    hurried.write_text("#!/bin/sh\n")
+    hurried.chmod(0o755)
+    try:
+        told = detached(environment | {"PATH": f"{hurried.parent}:{environment['PATH']}"}, "start", "60", "tiny")
+        assert (told.returncode, "no run has started in a minute" in told.stderr) == (1, True), told
+        assert "started" not in told.stdout
+    finally:
+        stopped = detached(environment, "stop")
+    assert stopped.returncode == 0, stopped
+
+
 def test_runs_go_on_between_commands_and_their_records_come_back(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"tiny": {"common": TINY, "seeds": [0], "runs": {"a": {"recipe": "synthetic-npidv2"}}}})
     environment = os.environ | {"PYTHON": sys.executable, "WORK": str(tmp_path / "work"), "INTERCLR_COMMIT": "c0ffee"}
