@@ -249,8 +249,9 @@ def _without_gone(tree: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(inner, Mapping) and name in inner:
             if inner[name] != nothing:
                 raise UserError(
-                    f"{key}: no longer there, since it did not help (CHANGELOG.md); leave it out. What a run with "
-                    "it has learnt can still be used once the line is taken out of its resolved.yaml"
+                    f"{key}: no longer there, since it did not help (CHANGELOG.md); leave it out. To use what a run "
+                    "with it has learnt, take it and the lines that belong to it out of the run's resolved.yaml; "
+                    "--resume cannot go on with such a run, as its checkpoint has it too: start a new one"
                 )
             tree = {**tree, section: {own: value for own, value in inner.items() if own != name}}
     return tree

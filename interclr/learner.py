@@ -62,7 +62,8 @@ class Learner(nn.Module):
         self.generator: torch.Generator | None = None  # of the pairs; seeded by the engine, equal on all ranks
         if inter is not None:
             intra.inter_margin = Margin(inter.margin, inter.margin_kind)
-            intra.uses_negatives = inter.loss == "margin_nce" or (inter.loss == "own" and intra.uses_negatives)
+            own = type(intra).uses_negatives  # the class's: another learner may have changed this one's
+            intra.uses_negatives = inter.loss == "margin_nce" or (inter.loss == "own" and own)
 
     def inter_active(self, epoch: int) -> bool:
         if self.inter is None:

@@ -247,3 +247,7 @@ def test_settings_that_are_gone_are_missed_only_where_they_did_something(tmp_pat
     assert load_settings(str(old)) == load_settings("mocov2-interclr")
     with pytest.raises(UserError, match=r"^inter\.forgiveness: no longer there, since it did not help"):
         load_settings("mocov2-interclr", ["inter.forgiveness=2"])
+    gone = "  margin_kind: cosine\n  bank_view:\n    crop_scale: [0.2, 1]\n    flip: 0.5\n  warmup_epochs"
+    old.write_text(text.replace(kept, gone))
+    with pytest.raises(UserError, match=r"^inter\.bank_view: .* the lines that belong to it out .*; --resume cannot"):
+        load_settings(str(old))

@@ -298,6 +298,17 @@ def test_a_soft_inter_loss_draws_nothing_and_compares_divisions_over_the_cluster
     assert others["intra_loss"] == terms["intra_loss"]  # only the other branch has changed
 
 
+@pytest.mark.parametrize("before", ["soft", "margin_nce"])
+@PER_METHOD
+def test_a_learner_of_a_method_that_was_in_another_is_as_one_of_a_new_method(method: str, before: str) -> None:
+    used, fresh = learner(method, {"loss": before}), learner(method, {})
+    again = Learner(used.intra, used.bank, used.labels, used.sampler, fresh.inter)
+    again.generator = torch.Generator()
+    found, expected = (gradients(model)[0] for model in (again, fresh))
+    assert again.intra.uses_negatives == type(fresh.intra).uses_negatives
+    assert found == expected
+
+
 @PER_METHOD
 def test_accumulated_gradient_is_the_mean_of_the_micro_batches(method: str) -> None:
     schedule, data = plan(4, accumulate=2), pixels()

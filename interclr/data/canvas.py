@@ -28,9 +28,13 @@ class Canvas:
         return Canvas(self.pixels.to(device), size, labels)
 
     def rows(self, index: Tensor) -> Canvas:
-        """Some of the images, renumbered."""
-        index = index.to(self.pixels.device)
-        some = self.take(index)
+        """Some of the images, renumbered. Those that follow each other are not copied: there may be no room for it."""
+        first = int(index[0]) if len(index) else 0
+        part = slice(first, first + len(index))
+        if 0 <= first <= len(self) - len(index) and torch.equal(index.cpu(), torch.arange(first, part.stop)):
+            size = None if self.size is None else self.size[part]
+            return Canvas(self.pixels[part], size, None if self.labels is None else self.labels[part])
+        some = self.take(index.to(self.pixels.device))
         return Canvas(some.pixels, some.size, some.label)
 
     def take(self, index: Tensor) -> Images:

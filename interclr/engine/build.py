@@ -72,10 +72,12 @@ def build_learner(settings: Settings, images: int) -> Learner:
     generator = torch.Generator().manual_seed(settings.seed)
     try:
         bank = MemoryBank(images, intra.dim, clusters, momentum, dtype, generator)
-    except RuntimeError as error:  # torch's, of memory that is not there
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):  # torch has no class of its own for memory that is not there
+            raise
         size = images * intra.dim * dtype.itemsize / 1e9
         raise UserError(
-            f"the memory bank of {images:,} images × {intra.dim} numbers takes {size:,.0f} GB, more than there is: "
+            f"the memory bank of {images:,} images × {intra.dim} numbers takes {size:,.1f} GB, more than there is: "
             "use inter.bank_dtype=bfloat16 (with a branch), a smaller method.dim or fewer images"
         ) from error
     if inter is None:

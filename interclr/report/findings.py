@@ -34,6 +34,8 @@ Found = dict[str, Any]
 
 def clusters(bank: MemoryBank, labels: Tensor | None) -> Found:
     """Orders of clusters by what can be seen: size, purity with labels, and tightness without."""
+    if labels is not None and not bool((labels >= 0).any()):  # of a sample, which may have none of the labelled images
+        labels = None
     order, start = bank.members()
     counts = bank.counts
     filled = (counts > 0).nonzero().flatten()

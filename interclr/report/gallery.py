@@ -48,11 +48,11 @@ class Gallery:
         return [name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name in found]
 
     def labels(self) -> Tensor | None:
-        """(M,) true labels, −1 where unknown; None where no image has one."""
-        labels = self.source.labels
-        if labels is None or bool((labels < 0).all()):
+        """(M,) true labels, −1 where unknown; None where none of these images has one."""
+        if self.source.labels is None:
             return None
-        return labels[torch.tensor(self.rows, dtype=torch.int64)]
+        labels = self.source.labels[torch.tensor(self.rows, dtype=torch.int64)]
+        return labels if bool((labels >= 0).any()) else None
 
 
 def read_gallery(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,6 +27,23 @@ def test_rows_of_a_canvas() -> None:
     assert some.pixels[:, 0, 0, 0].tolist() == [5, 2]
     assert some.size.tolist() == [[4, 6], [8, 8]]
     assert some.labels.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("sizes", [[(8, 8)], [(8, 8), (4, 6)]])
+def test_rows_that_follow_each_other_are_not_copied(sizes: list[tuple[int, int]]) -> None:
+    canvas, _ = read_all(Made(6, sizes=sizes))
+    following = [[2, 3, 4], [0, 1, 2, 3, 4, 5], [5], []]
+    for rows in (*following, [2, 4], [3, 2], [2, 2], [-1], [-2, -1]):
+        index = torch.tensor(rows, dtype=torch.int64)
+        some, copy = canvas.rows(index), canvas.take(index)
+        assert torch.equal(some.pixels, copy.pixels)
+        assert some.size is copy.size is None or torch.equal(some.size, copy.size)
+        assert torch.equal(some.labels, copy.label)
+        shared = some.pixels.untyped_storage().data_ptr() == canvas.pixels.untyped_storage().data_ptr()
+        assert shared == (rows in following)
+    assert Canvas(canvas.pixels, None, None).rows(torch.arange(2)).labels is None
+    with pytest.raises(IndexError):
+        canvas.rows(torch.tensor([5, 6]))
 
 
 def test_canvas_in_memory_as_the_images_are() -> None:

@@ -27,6 +27,7 @@ from interclr.data.builtin import open_source
 from interclr.data.reading import Unreadable
 from interclr.data.source import Source
 from interclr.engine import training
+from interclr.engine.build import build_learner
 from interclr.engine.dataset import TrainingData
 from interclr.engine.metrics import Averages, Record
 from interclr.engine.monitor import Monitor
@@ -406,10 +407,22 @@ def test_bad_numbers(out: Path) -> None:
 
 def test_a_bank_that_memory_does_not_hold_is_told_in_its_size(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] you tried to allocate 4096 bytes")
+        torch.empty(2**59)  # in torch's own words, as no machine has that
 
     monkeypatch.setattr("interclr.engine.build.MemoryBank", refuse)
-    refused(tiny(*INTER), out, r"the memory bank of 64 images × 16 numbers takes 0 GB, .* inter\.bank_dtype=bfloat16")
+    refused(tiny(*INTER), out, r"the memory bank of 64 images × 16 numbers takes 0\.0 GB, .*inter\.bank_dtype=bfloat16")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"100,000,000,000,000 images × 16 numbers takes 6,400,000\.0 GB, more than"):
+        build_learner(tiny(*INTER), 10**14)
+
+
+def test_what_else_fails_in_a_bank_is_not_told_as_lack_of_memory(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr("interclr.engine.build.MemoryBank", fail)
+    with pytest.raises(RuntimeError, match=r"^shapes do not fit$"):
+        train(tiny(*INTER), out)
 
 
 def test_the_backbone_is_kept_where_the_last_measurement_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ import interclr
 from interclr.bank import MemoryBank
 from interclr.report import findings, report
 from interclr.report.embedding_map import flatten, principal
+from interclr.report.gallery import Gallery
 from interclr.report.history import MOST, commands, curves
 from interclr.report.page import render, to_json
 from interclr.report.thumbnails import SHEETS_BUDGET, sheets, square
@@ -429,6 +430,15 @@ def test_clusters_are_ordered_and_mixed_as_counted() -> None:
     assert found["shown"]["1"]["classes"] == [[2, 1.0]]
     assert found["shown"]["1"]["size"] == 3
     assert findings.clusters(bank, None)["orders"]["Tightest"] == [0, 1]
+
+
+def test_a_sample_without_a_labelled_image_is_shown_as_one_without_labels() -> None:
+    bank = MemoryBank(6, 2, 2)
+    assert findings.clusters(bank, torch.full((6,), -1)) == findings.clusters(bank, None)
+    partly, none = (types.SimpleNamespace(labels=labels) for labels in (torch.tensor([-1, 3, -1]), None))
+    assert Gallery(partly, 32, rows=[0, 2]).labels() is None
+    assert Gallery(partly, 32, rows=[1, 2]).labels().tolist() == [3, -1]
+    assert Gallery(none, 32, rows=[1, 2]).labels() is None
 
 
 def test_negatives_come_from_other_clusters_and_false_ones_are_counted() -> None:
