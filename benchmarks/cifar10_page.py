@@ -12,13 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifar10 import RECORDS
 from cifar10_about import filled
 from cifar10_asked import asked_section, for_readme, short_section
 from cifar10_groups import group_table, settings_section
 from cifar10_lengths import lengths_section
 from cifar10_main import curves, levels, low_labels
-from cifar10_plan import PLAN, ROOT, Group, read_plan
+from cifar10_plan import PLAN, RECORDS, ROOT, Group, read_plan
 from cifar10_plots import SHORT, curves_of, draw_curves, draw_gains, draw_short, picture_of, with_interval
 from cifar10_record import Record
 from cifar10_results import Results, arranged, either, rows_of

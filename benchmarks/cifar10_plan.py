@@ -18,6 +18,7 @@ from interclr.types import Config, UserError
 ROOT = Path(__file__).resolve().parent.parent
 CLI = ["-m", "interclr.cli"]  # what Python is started with
 PLAN = ROOT / "benchmarks" / "cifar10.yaml"
+RECORDS = ROOT / "results" / "cifar10"
 Node = TypeVar("Node", bound=Config)
 
 

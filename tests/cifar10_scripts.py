@@ -12,8 +12,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 
 sys.path.append(str(ROOT / "benchmarks"))
-runner, page, study, results = (
-    importlib.import_module(name) for name in ("cifar10", "cifar10_page", "cifar10_study", "cifar10_results")
+runner, one_run, page, study, results = (
+    importlib.import_module(name)
+    for name in ("cifar10", "cifar10_runner", "cifar10_page", "cifar10_study", "cifar10_results")
 )
 
 

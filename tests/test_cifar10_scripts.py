@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cifar10_scripts import ROOT, plan_of, runner
+import torch
+from cifar10_scripts import ROOT, one_run, plan_of, runner
 
 TINY = [
     *("data.source=synthetic:64", "data.batch=16", "model.backbone=resnet10", "model.width=8", "schedule.epochs=2"),
@@ -113,7 +114,7 @@ def test_seeds_come_outermost_and_parents_first(tmp_path: Path) -> None:
 def test_trainings_share_the_cores(
     asked: str | None, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner.torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
@@ -246,16 +247,16 @@ def test_protocols_do_not_keep_trainings_waiting(tmp_path: Path, monkeypatch: py
 
 def test_the_newest_metrics_are_read_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert runner.newest_metrics(tmp_path) is None
+    assert one_run.newest_metrics(tmp_path) is None
     lines = [{"step": step, "epoch": step / 10} for step in range(200)]
     path.write_text(json.dumps(lines[0]) + "\n")
-    assert runner.newest_metrics(tmp_path) is None  # before the first step
+    assert one_run.newest_metrics(tmp_path) is None  # before the first step
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 200, "ep')
-    monkeypatch.setattr(runner, "TAIL", 75)
-    assert runner.newest_metrics(tmp_path) == lines[-1]
-    assert runner.step_of(tmp_path, 7) == 70
+    monkeypatch.setattr(one_run, "TAIL", 75)
+    assert one_run.newest_metrics(tmp_path) == lines[-1]
+    assert one_run.step_of(tmp_path, 7) == 70
     path.write_text(path.read_text() + "\n")  # torn by a crash, then gone on from
-    assert runner.newest_metrics(tmp_path) == lines[-1]
+    assert one_run.newest_metrics(tmp_path) == lines[-1]
 
 
 def test_nothing_is_started_after_the_time_is_over(tmp_path: Path) -> None:
@@ -295,9 +296,9 @@ def again(folder: Path, plan: Path, *words: str) -> str:
 
 
 def test_protocols_without_settings_share_a_process() -> None:
-    assert runner.calls_of(["knn", "linear epochs=5", "low-shot"]) == [("knn,low-shot", []), ("linear", ["epochs=5"])]
-    assert runner.calls_of(["knn k=5"]) == [("knn", ["k=5"])]
-    assert runner.calls_of([]) == []
+    assert one_run.calls_of(["knn", "linear epochs=5", "low-shot"]) == [("knn,low-shot", []), ("linear", ["epochs=5"])]
+    assert one_run.calls_of(["knn k=5"]) == [("knn", ["k=5"])]
+    assert one_run.calls_of([]) == []
 
 
 def test_a_run_leaves_a_record_of_everything(ran: tuple[Path, str]) -> None:
@@ -430,7 +431,7 @@ def test_what_is_trained_is_recorded_though_it_could_not_be_measured(
 
     def interrupted(*_: Any) -> None:
         assert record_at(tmp_path, "a-s0")["figures"]["knn"] > 0  # it is there already
-        raise runner.Interrupted
+        raise one_run.Interrupted
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.Runner, "_measure", interrupted)
@@ -441,7 +442,7 @@ def test_what_is_trained_is_recorded_though_it_could_not_be_measured(
     assert "evaluate" not in record["figures"]
 
     def failed(*_: Any) -> None:
-        raise runner.Failure("no memory")
+        raise one_run.Failure("no memory")
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.Runner, "_measure", failed)
@@ -486,12 +487,12 @@ def test_a_training_that_is_cut_off_leaves_what_it_had_measured(
         assert not words[-1]()
         assert json.loads(place.read_text())["error"] == "cut off at epoch 1.0, k-NN 31.50 % at epoch 1"
         gone_on(4)
-        raise runner.Interrupted
+        raise one_run.Interrupted
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.Runner, "_call", cut_off)
-        patch.setattr(runner, "NOTE_EVERY", -1.0)
-        with pytest.raises(runner.Interrupted):
+        patch.setattr(one_run, "NOTE_EVERY", -1.0)
+        with pytest.raises(one_run.Interrupted):
             made.train(job)
     record = record_at(tmp_path, "a-s0")
     assert record["error"] == "cut off at epoch 1.5, k-NN 31.50 % at epoch 1"
@@ -511,7 +512,7 @@ def test_a_training_that_is_cut_off_leaves_what_it_had_measured(
     assert (finished["failed_before"], "cut_off" in finished, "error" in finished) == ([], False, False)
 
     with monkeypatch.context() as patch:  # a record that says more stays
-        patch.setattr(runner, "so_far", lambda *_: "cut off")
+        patch.setattr(one_run, "so_far", lambda *_: "cut off")
         made._note(job, 0.0)
     assert record_at(tmp_path, "a-s0") == finished
 
