@@ -85,8 +85,9 @@ class Monitor:
         figures = embedding_health(self.embed(encoder, self.take(rows), "embedding images for health"))
         if learner.bank is not None and learner.inter_active(epoch):
             figures |= cluster_health(learner.bank, self.data.labels)
-            sampler = learner.sampler if learner.intra.uses_negatives else None
-            figures |= pair_health(learner.bank, sampler, self.data.labels)
+            if learner.draws_pairs:
+                sampler = learner.sampler if learner.intra.uses_negatives else None
+                figures |= pair_health(learner.bank, sampler, self.data.labels)
         for line in warnings_of(figures, learner.intra.dim, len(self.data.source)):
             self.screen.warn(line)
         return figures

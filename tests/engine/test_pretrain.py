@@ -58,6 +58,14 @@ def test_a_recipe_by_its_name_goes_to_a_new_folder(tmp_path: Path, monkeypatch: 
     assert named.settings == run.settings
 
 
+def test_pairs_are_judged_where_some_are_drawn(tmp_path: Path) -> None:
+    for loss, judged in (("own", True), ("soft", False)):
+        run = train(tiny(*INTER, f"inter.loss={loss}"), tmp_path / loss)
+        told = [line for line in run.metrics if line.get("event") == "monitor"][-1]
+        assert "purity" in told
+        assert ("positives_right" in told, "negatives_wrong" in told) == (judged, judged)
+
+
 @pytest.mark.parametrize("late", [(), (*INTER, "inter.warmup_epochs=1")])
 def test_a_bank_that_starts_from_features_starts_from_those_of_the_first_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[str, ...]

@@ -131,6 +131,15 @@ def test_impossible_wishes_are_named() -> None:
         settle(load_settings("folder", ["inter.clusters=51"]), Facts(50, 32, "cpu"))
 
 
+def test_of_a_loss_without_pairs_no_sampler_is_announced() -> None:
+    told = {
+        soft: settle(load_settings("folder", soft), Facts(50_000, 32, "cuda"))[1] for soft in ((), ("inter.loss=soft",))
+    }
+    drawn = [choice for choice in told[()] if choice[0].startswith("inter.sampler.")]
+    assert len(drawn) == 2
+    assert told[("inter.loss=soft",)] == [choice for choice in told[()] if choice not in drawn]
+
+
 def test_settling_twice_changes_nothing() -> None:
     facts = Facts(777, 60, "cpu")
     once, _ = settle(Settings(), facts)
