@@ -13,8 +13,7 @@ from cifar10_results import (
     LOW_SHOT,
     Measure,
     Results,
-    bracketed,
-    direction,
+    emphasised,
     field,
     protocol,
     rows_of,
@@ -65,9 +64,7 @@ def _gains(results: Results) -> Iterator[Sequence[str]]:
 
 
 def shown(values: Sequence[float]) -> str:
-    if not values:
-        return "not run yet"
-    return f"**{bracketed(values)}**" if direction(values) else bracketed(values)
+    return emphasised(values) if values else "not run yet"
 
 
 def attempts(results: Results) -> Iterator[tuple[str, str, str]]:

@@ -13,10 +13,9 @@ from cifar10_results import (
     Gain,
     Measure,
     Results,
-    bracketed,
     change,
-    direction,
     either,
+    emphasised,
     figure,
     inter_and_work,
     one_line,
@@ -138,7 +137,7 @@ def _tried(results: Results) -> Iterator[tuple[str, ...]]:
         found = [results.differences(run, base, measure) for measure in (KNN, LOW_SHOT)]
         if found[0]:
             values = (_value(each.get(key)) for each in (theirs, ours))
-            yield key, *values, f"{results.group}/{run}", str(len(found[0])), *(_shown(each) for each in found)
+            yield key, *values, f"{results.group}/{run}", str(len(found[0])), *(emphasised(each) for each in found)
 
 
 def _continues(results: Results, run: str, base: str) -> bool:
@@ -147,7 +146,3 @@ def _continues(results: Results, run: str, base: str) -> bool:
 
 def _value(value: object) -> str:
     return "the method's" if value is None else str(value)
-
-
-def _shown(values: Sequence[float]) -> str:
-    return f"**{bracketed(values)}**" if direction(values) else bracketed(values)

@@ -274,6 +274,11 @@ def direction(values: Sequence[float]) -> int:
     return 0 if found is None else (found[0] > 0) - (found[1] < 0)
 
 
+def emphasised(values: Sequence[float]) -> str:
+    """Bracketed, and bold where that is clear."""
+    return f"**{bracketed(values)}**" if direction(values) else bracketed(values)
+
+
 def without_empty(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Without the columns in which no row says anything."""
     told = [at for at in range(len(header)) if not rows or any(row[at] not in ("", "–") for row in rows)]
