@@ -146,8 +146,8 @@ def warnings_of(figures: dict[str, float], dim: int, size: int) -> list[str]:
     largest = figures.get("cluster_max")
     if figures.get("cluster_median", 2.0) <= 1 and (largest is None or largest <= 0.5 * size):
         said.append(
-            "most clusters hold a single image, which is then its own positive, so the inter branch relates hardly any "
-            "two images: try fewer inter.clusters"
+            "most clusters hold a single image, so the inter branch relates hardly any two images: try fewer "
+            "inter.clusters"
         )
     if largest is not None and largest > 0.5 * size and figures.get("cluster_entropy", 0.0) < 0.9:  # of two, one does
         said.append(

@@ -45,6 +45,10 @@ class InterConfig(Config):
     bank_momentum: Annotated[float, Field(gt=0, le=1)] | None = None  # ω; None: what suits the method
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
 
+    def uses_negatives(self, own: bool) -> bool:
+        """Whether negatives are drawn; ``own``: whether the method's own inter loss has them."""
+        return self.loss == "margin_nce" or (self.loss == "own" and own)
+
 
 class Learner(nn.Module):
     """One intra method, and where asked for the inter branch beside it. Holds all state a checkpoint needs."""
@@ -63,7 +67,7 @@ class Learner(nn.Module):
         if inter is not None:
             intra.inter_margin = Margin(inter.margin, inter.margin_kind)
             own = type(intra).uses_negatives  # the class's: another learner may have changed this one's
-            intra.uses_negatives = inter.loss == "margin_nce" or (inter.loss == "own" and own)
+            intra.uses_negatives = inter.uses_negatives(own)
 
     def inter_active(self, epoch: int) -> bool:
         if self.inter is None:

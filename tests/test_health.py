@@ -161,7 +161,7 @@ def test_images_that_are_alone_are_no_right_positives() -> None:
     alone = MemoryBank(6, 4, 6)
     assert pair_health(alone, None, labels) == {}
     (said,) = warnings_of(cluster_health(alone, labels), 4, 6)
-    assert "its own positive" in said
+    assert "single image" in said
 
 
 def test_the_median_of_an_even_number_of_clusters() -> None:

@@ -72,7 +72,7 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     choose("monitor.every_epochs", max(1, epochs // 10), f"{epochs} epochs")
     choose("monitor.k", auto_k(n), f"{n:,} images")
     _check(tree, n)
-    if settings.inter is not None and settings.inter.loss == "soft":  # nothing is drawn
+    if settings.inter is not None and not settings.inter.uses_negatives(settings.method.with_negatives):  # no sampler
         chosen = [choice for choice in chosen if not choice[0].startswith("inter.sampler.")]
     return settings_from(tree), chosen
 

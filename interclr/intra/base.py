@@ -30,6 +30,7 @@ class MethodSettings(Config):
     title: ClassVar[str] = ""  # as pages name it; else by its name
     views_needed: ClassVar[int] = 2  # how many views of an image ``embed`` reads
     separate_heads: ClassVar[bool] = True  # whether the inter branch can have a head of its own
+    with_negatives: ClassVar[bool] = True  # whether its own inter loss has any
 
 
 class IntraMethod(nn.Module, ABC):
@@ -42,7 +43,7 @@ class IntraMethod(nn.Module, ABC):
     starts_from_features: bool = (
         False  # whether the bank it uses begins with every image as the untrained network sees it
     )
-    uses_negatives: bool = True  # False where the inter loss has none, so that none are looked for
+    uses_negatives: bool = MethodSettings.with_negatives  # False where the inter loss has none: none are looked for
     bank_momentum: float = 1.0  # ω that suits this method
     momentum_varies: bool = False  # whether ``momentum_at`` depends on the step
     temperature: float = 0.2

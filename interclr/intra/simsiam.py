@@ -15,6 +15,7 @@ from interclr.types import Batch, Embeddings
 
 class SimSiamConfig(MethodSettings):
     title = "SimSiam"
+    with_negatives = False
     name: Literal["simsiam"] = "simsiam"
     dim: Annotated[int, Field(ge=1)] = 2048
     hidden: Annotated[int, Field(ge=1)] = 512  # the predictor's bottleneck

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from interclr.config import Settings, dump, load_settings, settings_from
+from interclr.engine.build import build_learner
 from interclr.engine.dataset import Facts
 from interclr.engine.settle import settle
 from interclr.types import UserError
@@ -138,6 +139,15 @@ def test_of_a_loss_without_pairs_no_sampler_is_announced() -> None:
     drawn = [choice for choice in told[()] if choice[0].startswith("inter.sampler.")]
     assert len(drawn) == 2
     assert told[("inter.loss=soft",)] == [choice for choice in told[()] if choice not in drawn]
+
+
+@pytest.mark.parametrize("method", ["npidv2", "mocov2", "byol", "simclr", "simsiam"])
+def test_a_sampler_is_announced_where_negatives_are_drawn(method: str) -> None:
+    for loss in ("own", "margin_nce", "soft"):
+        settings, told = settle(load_settings(f"{method}-interclr", [f"inter.loss={loss}"]), Facts(50_000, 32, "cuda"))
+        drawn = build_learner(settings, 50_000).intra.uses_negatives
+        assert drawn == (loss == "margin_nce" or (loss == "own" and method not in ("byol", "simsiam")))
+        assert any(key.startswith("inter.sampler.") for key, *_ in told) == drawn
 
 
 def test_settling_twice_changes_nothing() -> None:
