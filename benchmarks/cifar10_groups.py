@@ -14,6 +14,7 @@ from cifar10_results import (
     Measure,
     Results,
     change,
+    control_of,
     either,
     emphasised,
     figure,
@@ -62,7 +63,7 @@ def group_table(results: Results) -> list[str]:
         ]
     if compared(results):
         lines += [f"![What the branch gained](images/{picture_of(results)})", ""]
-        lines += ["Grey and hatched: controls, which train with labels.", ""] if any(controls) else []
+        lines += ["Grey and hatched: controls; the notes say of what.", ""] if any(controls) else []
     if results.group in OBSERVED:
         lines += observations(results)
     return lines + curve_section(results, curves_of(results))
@@ -95,8 +96,9 @@ def note_of(record: Record) -> str:
     start = record["from"]
     again = ", trained again up to there" if start and start.get("again") else ""
     continued = f"continues {start['run']} from epoch {start['epoch']}{again}" if start else ""
-    classes = " and ".join(record.get("classes", ()))  # older records lack it
-    control = f"a control: {classes} right, by labels" if classes else ""
+    classes, own_target = control_of(record)
+    control = f"a control: {' and '.join(classes)} right, by labels" if classes else ""
+    control = "a control: targets by the method's own loss, which relates no images" if own_target else control
     return "; ".join(part for part in (one_line(record["note"], 200), control, continued) if part)
 
 

@@ -34,6 +34,15 @@ class Entry(Config):
     start: From | None = Field(None, alias="from")
     # A control that trains with labels: what of its pairs is right (benchmarks/with_classes.py).
     classes: tuple[Literal["positives", "negatives"], ...] = ()
+    # A control that relates no images: its soft targets are learnt by the method's own loss (with_own_target.py).
+    own_target: bool = False
+
+    @property
+    def control(self) -> list[str]:
+        """The program that a control is trained by, and its words; none for what is none."""
+        if self.own_target:
+            return ["benchmarks/with_own_target.py"]
+        return ["benchmarks/with_classes.py", ",".join(self.classes)] if self.classes else []
 
 
 class Group(Config):
@@ -125,9 +134,8 @@ class Job:
     @property
     def program(self) -> list[str]:
         """What Python is started with, before ``pretrain`` and its arguments."""
-        if not self.entry.classes:
-            return CLI
-        return [str(ROOT / "benchmarks" / "with_classes.py"), ",".join(self.entry.classes)]
+        script, *words = self.entry.control or [""]
+        return [str(ROOT / script), *words] if script else CLI
 
     def portable(self) -> list[str]:
         """The overrides without what is true of one machine only."""

@@ -99,8 +99,8 @@ class Results:
         return (alike[0], begins_as(record, alike[0])) if alike else (None, False)
 
     def is_control(self, run: str) -> bool:
-        """Whether it trains with labels."""
-        return any(record.get("classes") for record in self.runs[run].values())
+        """Whether it says nothing of the method: it trains with labels, or relates no images."""
+        return any(any(control_of(record)) for record in self.runs[run].values())
 
     def by_draw(self, run: str, baseline: str) -> list[float]:
         """``run`` minus ``baseline`` in low-shot mAP for every draw of images, as means over common seeds."""
@@ -118,6 +118,11 @@ class Results:
     def pairs(self) -> dict[str, str]:
         """Runs named after another, as X-interclr after X, and that other."""
         return {run: plain for run in self.runs for plain in self.runs if run.startswith(f"{plain}-")}
+
+
+def control_of(record: Record) -> tuple[list[str], bool]:
+    """What of it is a control's; older records lack both."""
+    return record.get("classes", []), record.get("own_target", False)
 
 
 def start_of(record: Record) -> int:
@@ -166,7 +171,7 @@ def arranged(records: list[Record], plan: dict[str, Group]) -> list[Results]:
         runs: dict[str, dict[int, Record]] = {}
         for name in dict.fromkeys([*planned, *(record["name"] for record in mine)]):
             by_seed = {record["seed"]: record for record in mine if record["name"] == name}
-            kinds = ([inter_and_work({0: record}), record.get("classes", [])] for record in by_seed.values())
+            kinds = ([inter_and_work({0: record}), control_of(record)] for record in by_seed.values())
             if len({json.dumps(kind, sort_keys=True) for kind in kinds}) > 1:
                 raise UserError(
                     f"{group}/{name}: its seeds have different settings, perhaps because the recipe changed between "
@@ -183,7 +188,7 @@ def made_again(records: list[Record]) -> dict[str, list[Record]]:
     """Runs of the same settings and seed that stand in the records more than once, and ended differently."""
     found: dict[str, list[Record]] = {}
     for record in records:
-        key = [inter_and_work({0: record}), record["seed"], record["measured_on"], record.get("classes", [])]
+        key = [inter_and_work({0: record}), record["seed"], record["measured_on"], control_of(record)]
         found.setdefault(json.dumps(key, sort_keys=True), []).append(record)
     return {key: each for key, each in found.items() if len({KNN(record) for record in each}) > 1}
 

@@ -283,8 +283,7 @@ class Runner:
         return " && ".join(commands)
 
     def training_command(self, job: Job, step: int | None = None) -> str:
-        by_class = ["python", "benchmarks/with_classes.py", ",".join(job.entry.classes)]
-        program = by_class if job.entry.classes else ["interclr"]
+        program = ["python", *job.entry.control] if job.entry.control else ["interclr"]
         words = [*program, "pretrain", job.entry.recipe, *job.portable(), f"seed={job.seed}", "--no-report"]
         command = shlex.join([*words, "--out", "OUT", *["--resume"] * (job.entry.start is not None)])
         if job.entry.start is None:
@@ -307,6 +306,7 @@ class Runner:
             "overrides": job.portable(),
             "note": job.entry.note,
             "classes": list(job.entry.classes),
+            "own_target": job.entry.own_target,
             "from": None if start is None else start.model_dump() | {"step": step, "again": self.is_again(job)},
             "command": self.command(job, step),
             "commit": about["commit"],

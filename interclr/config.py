@@ -111,13 +111,20 @@ class Settings(Config):
     def _fits_together(self) -> Settings:
         if len(self.views) < self.method.views_needed:
             raise ValueError(f"views: method {self.method.name} compares two views of an image; give two")
-        if self.inter is not None and self.inter.head == "separate" and not self.method.separate_heads:
-            raise ValueError(f"inter.head: {self.method.name} keeps one bank for both branches; use shared")
-        if self.inter is not None and self.inter.head == "separate" and self.inter.loss == "soft":
-            raise ValueError(
-                "inter.head: inter.loss=soft has the method's own targets, which are of its own head; use shared"
-            )
+        if self.inter is not None:
+            self._check_branch(self.inter)
         return self
+
+    def _check_branch(self, inter: InterConfig) -> None:
+        if inter.head == "separate" and not self.method.separate_heads:
+            raise ValueError(f"inter.head: {self.method.name} keeps one bank for both branches; use shared")
+        if inter.head == "separate" and inter.loss == "soft" and inter.target_view is None:
+            raise ValueError(
+                "inter.head: inter.loss=soft has the method's own targets, which are of its own head; use shared, or "
+                "inter.target_view={}"
+            )
+        if inter.target_view is not None and inter.loss != "soft":
+            raise ValueError("inter.target_view: only soft targets have one of their own; use inter.loss=soft")
 
 
 Tree = dict[str, Any]

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from interclr import dist
 from interclr.bank import MemoryBank
+from interclr.data.view_parameters import View
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
-from interclr.losses import MarginKind
+from interclr.losses import MarginKind, soft_labels
+from interclr.models import Encoded
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
 from interclr.samplers.base import Prepared, select_positive
 from interclr.streams import start_beside, wait_for_side_streams
@@ -37,6 +39,7 @@ class InterConfig(Config):
     loss: Literal["own", "margin_nce", "soft"] = "own"
     soft_temperature: Annotated[float, Field(gt=0)] = 0.1  # of the query's division, where the loss is soft
     soft_target_temperature: Annotated[float, Field(gt=0)] = 0.05
+    target_view: View | None = None  # of which soft targets are, such as a weak one; None: the method's own
     margin: Annotated[float, Field(ge=-2, le=2)] = -0.5  # m of the inter loss
     margin_kind: MarginKind = "cosine"
     # Epochs of intra only, at no cost; clusters start after them. auto: half of all.
@@ -87,21 +90,45 @@ class Learner(nn.Module):
                 intra = intra + 0 * embeddings.inter_query.sum()  # DDP waits for a gradient of every parameter
             return intra, embeddings, terms
         assert self.inter is not None
-        inter, weight = self._inter_loss(embeddings, prepared, self.inter), self.inter.intra_weight  # λ
+        inter, weight = self._inter_loss(embeddings, prepared, batch), self.inter.intra_weight  # λ
         return weight * intra + (1 - weight) * inter, embeddings, terms | {"inter_loss": inter.detach()}
 
     @property
     def draws_pairs(self) -> bool:
         return self.inter is not None and self.inter.loss != "soft"
 
-    def _inter_loss(self, embeddings: Embeddings, prepared: Prepared | None, inter: InterConfig) -> Tensor:
+    def _inter_loss(self, embeddings: Embeddings, prepared: Prepared | None, batch: Batch) -> Tensor:
         assert self.bank is not None
         if prepared is None:
-            return self.intra.soft_inter_loss(
-                embeddings, self.bank, inter.soft_temperature, inter.soft_target_temperature
-            )
+            return self._soft_inter_loss(embeddings, batch, self.bank)
         wait_for_side_streams()
         return self.intra.inter_loss(embeddings, self._complete_draw(embeddings, prepared), self.bank)
+
+    def _soft_inter_loss(self, embeddings: Embeddings, batch: Batch, bank: MemoryBank) -> Tensor:
+        """Each anchor is to be divided over the clusters as its target is, of a view of its own where asked."""
+        assert self.inter is not None
+        inter, anchors = self.inter, embeddings.inter_query  # (V, B, D)
+        if inter.target_view is None:
+            target = self.intra.target_of(embeddings, bank)
+        else:
+            assert len(batch.views) > self.intra.views_needed, "the targets' view comes after the method's"
+            target = self._seen(batch.views[-1]).expand_as(anchors)
+        temperatures = inter.soft_temperature, inter.soft_target_temperature
+        return soft_labels(anchors.flatten(0, 1), target.flatten(0, 1), bank.centroids, *temperatures)
+
+    @torch.no_grad()
+    def _seen(self, view: Tensor) -> Tensor:
+        """(B, D) A view as the bank's encoder sees it, as it is measured by: no batch tells on its images.
+
+        Neither running statistics nor the parts of a split BatchNorm know of it.
+        """
+        encoder = self.intra.bank_encoder()
+        training = encoder.training
+        try:
+            encoded: Encoded = encoder.eval()(view)
+        finally:  # a capture that fails goes on without one
+            encoder.train(training)
+        return encoded.inter_projection
 
     @torch.no_grad()
     def _prepare_draw(self, index: Tensor) -> Prepared:

@@ -193,6 +193,9 @@ def test_two_mistakes_are_both_named_in_one_line() -> None:
 def test_where_one_head_is_needed_two_are_refused() -> None:
     assert error_of("inter.head=separate", recipe="npidv2-interclr").startswith("inter.head: ")
     assert error_of("inter.head=separate", "inter.loss=soft", recipe="mocov2-interclr").startswith("inter.head: ")
+    assert error_of("inter.target_view={}", recipe="mocov2-interclr").startswith("inter.target_view: ")
+    own = ("inter.loss=soft", "inter.target_view={}")
+    assert load_settings("mocov2-interclr", ["inter.head=separate", *own]).inter is not None
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,11 @@ CAPTURED: list[tuple[str, list[str]]] = [
         ["model.stem=standard", "model.backbone=resnet50", "model.width=64", "data.image_size=96"],
     ),
     ("cifar10-byol-interclr", ["data.resident=false", "data.workers=2"]),
-    *((f"cifar10-{method}-interclr", ["inter.loss=soft"]) for method in METHODS),
+    *(
+        (f"cifar10-{method}-interclr", ["inter.loss=soft", *view])
+        for method in METHODS
+        for view in ([], ["inter.target_view={}"])
+    ),
 ]
 for _recipe, _more in CAPTURED:
     settings_of(_recipe, *_more)  # a wrong setting is found where there is no GPU as well

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 import torch
 from small_learner import (
     IMAGES,
+    INTER,
     METHODS,
+    SIDE,
     batch,
     images_of,
     learner,
@@ -30,8 +33,12 @@ from torch.nn import functional as F
 
 from interclr import dist, samplers
 from interclr.bank import FIXED_POINT
+from interclr.config import settings_from
+from interclr.data.view_parameters import View
+from interclr.data.views import Views
+from interclr.engine.build import build_step
 from interclr.learner import Learner
-from interclr.types import Embeddings, Pairs
+from interclr.types import Batch, Embeddings, Pairs
 
 PER_METHOD = pytest.mark.parametrize("method", list(METHODS))
 
@@ -296,6 +303,89 @@ def test_a_soft_inter_loss_draws_nothing_and_compares_divisions_over_the_cluster
     torch.manual_seed(1)
     _, _, others = learner(method, {}).loss(batch(), 0)
     assert others["intra_loss"] == terms["intra_loss"]  # only the other branch has changed
+
+
+SOFT_TARGETS: dict[str, Any] = {"loss": "soft", "target_view": {}}
+
+
+@PER_METHOD
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_soft_targets_can_be_of_a_view_of_their_own(method: str, norm: str) -> None:
+    with_own, without = learner(method, SOFT_TARGETS, norm), learner(method, {"loss": "soft"}, norm)
+    extra = torch.randn(8, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(9))
+    plain = batch()
+    more = replace(plain, views=(*plain.views, extra))
+    (loss, found, terms), (_, expected, others) = (
+        model.loss(each, 0) for model, each in ((with_own, more), (without, plain))
+    )
+    for name in (
+        "index",
+        "query",
+        "target",
+        "inter_query",
+        "feature",
+    ):  # the bank, the queue and the method do not see it
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+    assert torch.equal(terms["intra_loss"], others["intra_loss"])
+    kept, other = with_own.state_dict(), without.state_dict()
+    assert all(torch.equal(kept[name], other[name]) for name in other)  # nor do running statistics
+    assert all(module.training for module in with_own.modules())
+    encoder = copy.deepcopy(with_own.intra.bank_encoder()).eval()
+    with torch.no_grad():
+        target = encoder(extra).inter_projection.double()
+    centres, losses = F.normalize(with_own.bank.centroids, dim=1).double(), []
+    for direction in found.inter_query.detach().double():
+        for one, aim in zip(direction, target, strict=True):
+            losses.append(-((aim @ centres.T / 0.05).softmax(0) * (one @ centres.T / 0.1).log_softmax(0)).sum().item())
+    assert terms["inter_loss"].item() == pytest.approx(float(np.mean(losses)), rel=1e-4)
+    loss.backward()  # in training mode again, with nothing changed in place that it needs
+
+
+def test_a_forward_that_fails_leaves_the_encoder_of_soft_targets_as_it_was() -> None:
+    model = learner("byol", SOFT_TARGETS)
+    wrong = torch.zeros(8, 5, SIDE, SIDE)  # five channels
+    with pytest.raises(RuntimeError):
+        model.loss(replace(batch(), views=(*batch().views, wrong)), 0)
+    assert all(module.training for module in model.modules())
+
+
+def test_the_view_of_soft_targets_is_made_while_the_branch_is_there_and_changes_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[bool, list[tuple[Tensor, ...]]] = {True: [], False: []}
+    for own in seen:
+        model = learner("byol", {"loss": "soft", "warmup_epochs": 1} | ({"target_view": {}} if own else {}))
+        step, loss = train_step(model, plan(2, epochs=2)), model.loss
+        step.target_view = Views([View()], SIDE, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)) if own else None
+
+        def watched(batch: Batch, epoch: int, own: bool = own, loss: Any = loss) -> Any:
+            seen[own].append(batch.views)
+            return loss(batch, epoch)
+
+        monkeypatch.setattr(model, "loss", watched)
+        for number in range(4):
+            step(images_of(number, 8, pixels()), number)
+    assert [len(views) for views in seen[True]] == [2, 2, 3, 3]
+    assert [len(views) for views in seen[False]] == [2, 2, 2, 2]
+    first = next(iter(zip(seen[True], seen[False], strict=True)))
+    assert all(torch.equal(one, other) for one, other in zip(*first, strict=True))
+    third = seen[True][2]  # by then the weights differ by nothing: views depend on images and seeds alone
+    assert all(torch.equal(one, other) for one, other in zip(third[:2], seen[False][2], strict=True))
+    assert not any(torch.equal(third[2], other) for other in third[:2])
+
+
+@pytest.mark.parametrize("view", [None, {"grey": 1.0}])
+def test_a_step_is_built_with_the_view_of_soft_targets_that_is_asked_for(view: dict[str, Any] | None) -> None:
+    tree = {
+        "data": {"image_size": SIDE, "batch": 8},
+        "schedule": {"epochs": 2},
+        "engine": {"mode": "eager", "precision": "fp32"},
+        "method": METHODS["byol"],
+        "model": {"backbone": "resnet10", "width": 8, "stem": "strided"},
+        "inter": INTER | {"loss": "soft", "target_view": view},
+    }
+    built = build_step(settings_from(tree), IMAGES, torch.device("cpu")).target_view
+    assert (None if built is None else built.views) == (None if view is None else (View(grey=1.0),))
 
 
 @pytest.mark.parametrize("before", ["soft", "margin_nce"])

@@ -95,7 +95,7 @@ def flops_per_image(recipe: str, overrides: Sequence[str], pixels: Tensor, devic
     """Floating-point operations of convolutions and matrix products in one plain eager step, per image."""
     here = prepare(recipe, [*overrides, "engine.mode=eager"], pixels, len(pixels), device)
     images = next(iter(here.loader.iterate(0, 1)))
-    batch = here.step.make_views(images)
+    batch = here.step.make_views(images, here.learner.inter_active(0))
     with FlopCounterMode(display=False) as counter, torch.autocast(device.type, torch.bfloat16):
         loss, _, _ = here.learner.loss(batch, 0)
         loss.backward()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
 from interclr import dist
 from interclr.bank import MemoryBank
 from interclr.config import Settings
+from interclr.data.view_parameters import View
 from interclr.data.views import Views
 from interclr.engine.step import Plan, TrainStep
 from interclr.intra.base import Margin
@@ -92,11 +94,11 @@ def bank_kind(inter: InterConfig | None, momentum: float) -> tuple[float, str]:
     return inter.bank_momentum or momentum, inter.bank_dtype
 
 
-def build_views(settings: Settings, learner: Learner, device: torch.device) -> Views:
+def build_views(settings: Settings, kinds: Sequence[View], device: torch.device) -> Views:
     """On a GPU in half precision the views are what the encoder reads, made by products of half precision too."""
     half = device.type == "cuda" and settings.engine.precision in ("bf16", "fp16")
     return Views(
-        settings.views[: learner.intra.views_needed],
+        kinds,
         int(settings.data.image_size),
         settings.data.mean,
         settings.data.std,
@@ -136,6 +138,17 @@ def build_step(settings: Settings, images: int, device: torch.device) -> TrainSt
         ) from error
     if engine.channels_last:
         learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    plan, views = build_plan(settings, images), build_views(settings, learner, device)
+    plan, kinds = build_plan(settings, images), settings.views[: learner.intra.views_needed]
+    target = None if settings.branch is None else settings.branch.target_view
     optimiser = settings.optimiser.build(learner.intra.encoder, plan.peak_rate)
-    return TrainStep(learner, views, optimiser, plan, device, engine.precision, engine.channels_last, str(engine.mode))
+    return TrainStep(
+        learner,
+        build_views(settings, kinds, device),
+        optimiser,
+        plan,
+        device,
+        engine.precision,
+        engine.channels_last,
+        str(engine.mode),
+        None if target is None else build_views(settings, [target], device),
+    )

@@ -78,8 +78,10 @@ class TrainStep:
         precision: str,
         channels_last: bool,
         mode: str = "eager",
+        target_view: Views | None = None,
     ) -> None:
         self.learner, self.views, self.optimiser, self.plan = learner, views, optimiser, plan
+        self.target_view = target_view  # one more view while the inter branch is there: of which its soft targets are
         self.device, self.dtype, self.channels_last = device, PRECISIONS[precision], channels_last
         self.scaler = GradScaler(device.type, enabled=precision == "fp16")
         self.view_generator = torch.Generator(device)
@@ -125,12 +127,12 @@ class TrainStep:
             assert self.beside is not None
             self.fetched = False
             with self._before_the_graph():
-                batch = self.make_views(images)
+                batch = self.make_views(images, active)
                 # The views' memory may be used again once the graph has its copy; a loader's index is another's memory.
                 batch = replace(batch, index=batch.index.clone())
             torch.cuda.current_stream().wait_stream(self.beside)
         else:
-            batch = self.make_views(images)
+            batch = self.make_views(images, active)
         if self.captures:
             if active not in self.captured:  # the inter branch has begun: another graph, and this one's memory back
                 self.captured = {active: CapturedStep(self._generators()[1:])}
@@ -185,10 +187,14 @@ class TrainStep:
         self.rate = self.rate.fill_(rate) if isinstance(self.rate, Tensor) else rate
         self.momentum = self.momentum.fill_(momentum) if isinstance(self.momentum, Tensor) else momentum
 
-    def make_views(self, images: Images) -> Batch:
-        batch = self.views(images, self.view_generator, len(images) * dist.world(), len(images) * dist.rank())
+    def make_views(self, images: Images, active: bool) -> Batch:
+        """The method's views and, last and with random numbers after theirs, that of the branch's soft targets."""
+        kinds = [self.views] if self.target_view is None or not active else [self.views, self.target_view]
+        total, first = len(images) * dist.world(), len(images) * dist.rank()
+        batches = [kind(images, self.view_generator, total, first) for kind in kinds]
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        return Batch(batch.index, tuple(view.contiguous(memory_format=layout) for view in batch.views), batch.label)
+        views = (view.contiguous(memory_format=layout) for batch in batches for view in batch.views)
+        return Batch(images.index, tuple(views), batches[0].label)
 
     def _compute(self, batch: Batch, epoch: int, last: bool) -> dict[str, Tensor]:
         """The work of a step behind its views: only the device is busy with it, and its shapes never change."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from interclr.bank import MemoryBank
-from interclr.losses import MarginKind, cosines, margin_nce, soft_labels
+from interclr.losses import MarginKind, cosines, margin_nce
 from interclr.models import Encoded, Encoder, joined, split_batch_norm, takes_views_together
 from interclr.types import Batch, Config, Embeddings, Pairs
 
@@ -91,13 +91,6 @@ class IntraMethod(nn.Module, ABC):
         anchors = embeddings.inter_query.flatten(0, 1)  # (V·B, D)
         positive, negative = cosines(anchors, bank.features, pairs)  # (V·B,), (V·B, K)
         return margin_nce(positive, negative, self.temperature, self.inter_margin.value, self.inter_margin.kind)
-
-    def soft_inter_loss(
-        self, embeddings: Embeddings, bank: MemoryBank, temperature: float, target_temperature: float
-    ) -> Tensor:
-        """Without pairs: each anchor is to be divided over the clusters as its target is. Not in the paper."""
-        anchors, target = embeddings.inter_query.flatten(0, 1), self.target_of(embeddings, bank).flatten(0, 1)
-        return soft_labels(anchors, target, bank.centroids, temperature, target_temperature)
 
     def target_of(self, embeddings: Embeddings, bank: MemoryBank | None) -> Tensor:
         """(V, B, D) What each query should agree with, from wherever the method has it."""

@@ -1,0 +1,53 @@
+"""A control, never a method: the command line of a training whose soft targets relate no images.
+
+    python benchmarks/with_own_target.py pretrain RECIPE inter.loss=soft "inter.target_view={}" …
+
+The branch's loss is the method's own (InfoNCE, a distance) of the query and what the target view gives; clusters have
+no part in it. All else is as without. What a run without this control gains over one with it is gained by relating
+images; what one with it gains over the plain run, by one more and weaker view of the same image.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from interclr.bank import MemoryBank
+from interclr.cli import main
+from interclr.engine import training
+from interclr.engine.training import Training
+from interclr.learner import Learner
+from interclr.types import Batch, Embeddings, UserError
+
+
+def own_loss(self: Learner, embeddings: Embeddings, batch: Batch, bank: MemoryBank) -> Tensor:
+    query = embeddings.inter_query  # (V, B, D)
+    seen = self._seen(batch.views[-1]).expand_as(query)
+    return self.intra.loss(replace(embeddings, query=query, target=seen), bank)
+
+
+def install() -> None:
+    """Have every training of this process do so."""
+    start = Training.__init__
+
+    def starts(self: Training, *given: Any, **named: Any) -> None:
+        start(self, *given, **named)
+        inter, intra = self.learner.inter, self.learner.intra
+        if inter is None or inter.target_view is None:
+            raise UserError("this control needs inter.loss=soft and an inter.target_view")
+        if intra.uses_bank:
+            raise UserError(f"{self.settings.method.name} compares with its bank, and has no loss of a view")
+
+    Training.__init__ = starts  # type: ignore[method-assign]
+    Learner._soft_inter_loss = own_loss  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    install()
+    typed = shlex.join(["python", "benchmarks/with_own_target.py", *sys.argv[1:]])
+    training.command_line = lambda: typed  # type: ignore[attr-defined]  # what the run's result says it was made by
+    main()
