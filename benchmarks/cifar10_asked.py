@@ -19,7 +19,7 @@ from cifar10_results import (
     rows_of,
     standard_error,
 )
-from cifar10_study import STUDIED, tally
+from cifar10_study import SMALL_STUDIED, STUDIED, tally
 from scipy import stats  # type: ignore[import-untyped]
 
 METHODS = ("npidv2", "mocov2", "byol")
@@ -170,16 +170,14 @@ def _time(groups: dict[str, Results]) -> Iterator[Sequence[str]]:
 
 
 def _observed(groups: dict[str, Results]) -> Iterator[Sequence[str]]:
-    found = tally(groups[STUDIED]) if STUDIED in groups else {}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
     asked = "reproduced, or not and why"
-    yield (
-        f"the paper's observations, by k-NN ({STUDIED})",
-        asked,
-        "–",
-        told or "–",
-        "see there" if told else "not run yet",
-    )
+    for group in (STUDIED, SMALL_STUDIED):
+        found = tally(groups[group]) if group in groups else {}
+        told = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+        about = group if group == STUDIED else f"{group}, a ResNet-8"
+        if told or group == STUDIED:
+            result = "see there" if told else "not run yet"
+            yield f"the paper's observations, by k-NN ({about})", asked, "–", told or "–", result
 
 
 def _long(groups: dict[str, Results]) -> Sequence[str]:

@@ -26,7 +26,8 @@ from interclr.config import flat
 
 STUDY, PLAIN = "study-", "plain"  # groups whose names begin so have curves
 STUDIED = "study-npidv2"  # where the paper's observations are to be decided
-OBSERVED = (STUDIED, "small-controls")  # groups with the runs that they compare
+SMALL_STUDIED = "small-long-npidv2"  # where they can be told something of without a GPU
+OBSERVED = (STUDIED, SMALL_STUDIED, "small-controls")  # groups with the runs that they compare
 BASES = ("interclr", "branch")  # what one thing at a time is changed of: whichever a group has
 BASE = BASES[0]
 OBSERVATIONS = (
