@@ -32,7 +32,7 @@ from cifar10_runner import Runner
 
 from interclr.types import UserError
 
-MEASURED_AT_ONCE = 2
+MEASURED_AT_ONCE = 3
 LOOK_EVERY = 1.0  # seconds: whether a parent has got far enough, whether the time is over
 
 
