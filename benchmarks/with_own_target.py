@@ -25,9 +25,13 @@ from interclr.types import Batch, Embeddings, UserError
 
 
 def own_loss(self: Learner, embeddings: Embeddings, batch: Batch, bank: MemoryBank) -> Tensor:
-    query = embeddings.inter_query  # (V, B, D)
+    query, intra = embeddings.inter_query, self.intra  # (V, B, D)
     seen = self._seen(batch.views[-1]).expand_as(query)
-    return self.intra.loss(replace(embeddings, query=query, target=seen), bank)
+    vars(intra)["target_of"] = lambda embeddings, bank: seen  # NPID's is the image's entry in the bank
+    try:
+        return intra.loss(replace(embeddings, query=query, target=seen), bank)
+    finally:
+        del vars(intra)["target_of"]
 
 
 def install() -> None:
@@ -36,11 +40,8 @@ def install() -> None:
 
     def starts(self: Training, *given: Any, **named: Any) -> None:
         start(self, *given, **named)
-        inter, intra = self.learner.inter, self.learner.intra
-        if inter is None or inter.target_view is None:
+        if self.learner.inter is None or self.learner.inter.target_view is None:
             raise UserError("this control needs inter.loss=soft and an inter.target_view")
-        if intra.uses_bank:
-            raise UserError(f"{self.settings.method.name} compares with its bank, and has no loss of a view")
 
     Training.__init__ = starts  # type: ignore[method-assign]
     Learner._soft_inter_loss = own_loss  # type: ignore[method-assign]

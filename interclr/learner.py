@@ -20,7 +20,7 @@ from interclr.data.view_parameters import View
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
 from interclr.losses import MarginKind, soft_labels
-from interclr.models import Encoded
+from interclr.models import Encoded, momentum_copy, update_seeing_copy
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
 from interclr.samplers.base import Prepared, select_positive
 from interclr.streams import start_beside, wait_for_side_streams
@@ -40,6 +40,8 @@ class InterConfig(Config):
     soft_temperature: Annotated[float, Field(gt=0)] = 0.1  # of the query's division, where the loss is soft
     soft_target_temperature: Annotated[float, Field(gt=0)] = 0.05
     target_view: View | None = None  # of which soft targets are, such as a weak one; None: the method's own
+    # Of the copy of the encoder that sees that view, where the method has no slow encoder of its own.
+    target_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99
     margin: Annotated[float, Field(ge=-2, le=2)] = -0.5  # m of the inter loss
     margin_kind: MarginKind = "cosine"
     # Epochs of intra only, at no cost; clusters start after them. auto: half of all.
@@ -71,6 +73,10 @@ class Learner(nn.Module):
             intra.inter_margin = Margin(inter.margin, inter.margin_kind)
             own = type(intra).uses_negatives  # the class's: another learner may have changed this one's
             intra.uses_negatives = inter.uses_negatives(own)
+        # What sees the view of soft targets where the method keeps no slow encoder: seen by the encoder itself, queries
+        # run after targets that run after queries, and the bank is left behind (docs/results-choices.md).
+        alone = inter is not None and inter.target_view is not None and intra.bank_encoder() is intra.encoder
+        self.slow = momentum_copy(intra.encoder) if alone else None
 
     def inter_active(self, epoch: int) -> bool:
         if self.inter is None:
@@ -118,11 +124,11 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def _seen(self, view: Tensor) -> Tensor:
-        """(B, D) A view as the bank's encoder sees it, as it is measured by: no batch tells on its images.
+        """(B, D) A view as a slow encoder sees it, as it is measured by: no batch tells on its images.
 
         Neither running statistics nor the parts of a split BatchNorm know of it.
         """
-        encoder = self.intra.bank_encoder()
+        encoder = self.intra.bank_encoder() if self.slow is None else self.slow
         training = encoder.training
         try:
             encoded: Encoded = encoder.eval()(view)
@@ -178,6 +184,13 @@ class Learner(nn.Module):
         self.intra.commit(embeddings)
         return terms
 
+    def after_optimiser(self, momentum: float | Tensor, epoch: int) -> None:
+        """Once per optimiser step: what follows the encoder slowly moves."""
+        self.intra.after_optimiser(momentum)
+        if self.slow is not None and self.inter_active(epoch):
+            assert self.inter is not None
+            update_seeing_copy(self.slow, self.intra.encoder, self.inter.target_momentum)
+
     def maintain(self, step: int, epoch: int) -> None:
         """The end of a step, which may wait for the host: repairs of small clusters."""
         if self.inter_active(epoch):
@@ -189,6 +202,8 @@ class Learner(nn.Module):
         """Fill the bank with features (N, D) of every image, which may be its own, and cluster them: once."""
         assert self.bank is not None
         assert self.labels is not None
+        if self.slow is not None:
+            self.slow.load_state_dict(self.intra.encoder.state_dict())
         self.labels.initialise(self.bank, features, generator)
         self._check_sampler()
 

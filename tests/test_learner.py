@@ -327,10 +327,10 @@ def test_soft_targets_can_be_of_a_view_of_their_own(method: str, norm: str) -> N
     ):  # the bank, the queue and the method do not see it
         assert torch.equal(getattr(found, name), getattr(expected, name))
     assert torch.equal(terms["intra_loss"], others["intra_loss"])
-    kept, other = with_own.state_dict(), without.state_dict()
+    kept, other = with_own.state_dict(), without.state_dict()  # the former with its slow copy
     assert all(torch.equal(kept[name], other[name]) for name in other)  # nor do running statistics
     assert all(module.training for module in with_own.modules())
-    encoder = copy.deepcopy(with_own.intra.bank_encoder()).eval()
+    encoder = copy.deepcopy(with_own.slow or with_own.intra.bank_encoder()).eval()
     with torch.no_grad():
         target = encoder(extra).inter_projection.double()
     centres, losses = F.normalize(with_own.bank.centroids, dim=1).double(), []
@@ -339,6 +339,39 @@ def test_soft_targets_can_be_of_a_view_of_their_own(method: str, norm: str) -> N
             losses.append(-((aim @ centres.T / 0.05).softmax(0) * (one @ centres.T / 0.1).log_softmax(0)).sum().item())
     assert terms["inter_loss"].item() == pytest.approx(float(np.mean(losses)), rel=1e-4)
     loss.backward()  # in training mode again, with nothing changed in place that it needs
+
+
+@PER_METHOD
+@pytest.mark.parametrize("inter", [SOFT_TARGETS, {"loss": "soft"}, {}])
+def test_a_slow_copy_sees_the_targets_view_of_methods_that_keep_none(method: str, inter: dict[str, Any]) -> None:
+    """Seen by the encoder itself, queries and targets would run after each other."""
+    kept = learner(method, inter).slow
+    assert (kept is not None) == (inter is SOFT_TARGETS and method in ("npidv2", "simclr", "simsiam"))
+    assert kept is None or not any(parameter.requires_grad for parameter in kept.parameters())
+
+
+def test_the_slow_copy_is_the_encoder_when_the_branch_begins_and_follows_it_from_then_on() -> None:
+    model = learner("npidv2", SOFT_TARGETS | {"warmup_epochs": 1, "target_momentum": 0.9}, norm="batch")
+    step = train_step(model, plan(2, epochs=2))
+    step.target_view = Views([View()], SIDE, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    assert model.slow is not None
+    at_first = copy.deepcopy(model.slow.state_dict())
+    for number in range(2):
+        step(images_of(number, 8, pixels()), number)
+    assert all(torch.equal(at_first[name], value) for name, value in model.slow.state_dict().items())
+    model.start_clusters(unit(IMAGES, model.bank.dim), torch.Generator().manual_seed(0))
+    fast = model.intra.encoder.state_dict()
+    assert all(torch.equal(value, fast[name]) for name, value in model.slow.state_dict().items())
+    assert any(not torch.equal(at_first[name], value) for name, value in fast.items())
+    expected = copy.deepcopy(fast)
+    for number in range(2, 4):
+        step(images_of(number, 8, pixels()), number)
+        for name, value in model.intra.encoder.state_dict().items():
+            if value.is_floating_point():  # weights, and running statistics, which it is measured by
+                expected[name] = 0.9 * expected[name] + 0.1 * value
+    for name, value in model.slow.state_dict().items():
+        torch.testing.assert_close(value, expected[name]) if value.is_floating_point() else None
+    assert "slow.projector.0.weight" in model.state_dict()  # a checkpoint has it
 
 
 def test_a_forward_that_fails_leaves_the_encoder_of_soft_targets_as_it_was() -> None:

@@ -207,12 +207,14 @@ class TrainStep:
         join_side_streams()
         # Beside each other: neither reads what the other writes.
         written: dict[str, Tensor]
-        written, _ = run_beside(lambda: learner.commit(embeddings, epoch), lambda: self._update() if last else None)
+        written, _ = run_beside(
+            lambda: learner.commit(embeddings, epoch), lambda: self._update(epoch) if last else None
+        )
         return {"loss": loss.detach()} | terms | written
 
-    def _update(self) -> None:
+    def _update(self, epoch: int) -> None:
         set_learning_rate(self.optimiser, self.rate)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         self.optimiser.zero_grad(set_to_none=True)
-        self.learner.intra.after_optimiser(self.momentum)
+        self.learner.after_optimiser(self.momentum, epoch)

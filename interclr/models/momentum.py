@@ -32,6 +32,16 @@ def update_momentum_copy(clone: nn.Module, module: nn.Module, momentum: float | 
     torch._foreach_add_(target, step)
 
 
+@torch.no_grad()
+def update_seeing_copy(clone: nn.Module, module: nn.Module, momentum: float) -> None:
+    """The same, and of BatchNorm's running statistics: for a copy that sees in evaluation mode only."""
+    update_momentum_copy(clone, module, momentum)
+    both = zip(clone.buffers(), module.buffers(), strict=True)
+    moving = [(slow, fast) for slow, fast in both if slow.is_floating_point()]
+    if moving:
+        torch._foreach_lerp_([slow for slow, _ in moving], [fast for _, fast in moving], 1 - momentum)
+
+
 def _parameters_of_both(clone: nn.Module, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """The parameters of the copy and those they follow, found once: looking for them takes longer than the update.
 

@@ -45,6 +45,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "byol, inter, two micro-batches, lars": (BYOL, *INTER, LARS, "engine.accumulate=2"),
     "bank in bfloat16": (*INTER, "inter.bank_dtype=bfloat16"),
     "mocov2, soft targets of a view of their own": (*INTER, "inter.loss=soft", "inter.target_view={}"),
+    "npidv2, soft targets seen by a slow copy": (*NPID, *INTER, "inter.loss=soft", "inter.target_view={}"),
     "bf16": ("engine.precision=bf16",),
 }
 ODD = {"mocov2, inter"}  # cut at several places
