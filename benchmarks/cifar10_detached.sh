@@ -4,6 +4,7 @@
 #     INTERCLR_DATA=/data benchmarks/cifar10_detached.sh start 1500 choices-byol-200 --seeds 0
 #     benchmarks/cifar10_detached.sh look 500 FOLDER
 #     benchmarks/cifar10_detached.sh stop
+#     INTERCLR_DATA=/data benchmarks/cifar10_detached.sh run 480 FOLDER choices-byol-200 --seeds 0
 #
 # start copies what is run, the folders of PYTHONPATH and the records so far to WORK, and trains there: nothing that is done to
 # this checkout afterwards changes a run under way. It ends when the first run has started, or tells what kept it from that.
@@ -11,7 +12,8 @@
 # look waits so many seconds, or until all is over, tells where every run is, and packs the records, those of runs under way
 # included, into FOLDER/records.tgz (from the repository's root: tar xzf records.tgz). It ends with 0 when all is done, with 3
 # while runs go on, and with the runs' status when something failed. stop has every training save a checkpoint and end; what
-# start was given continues them. WORK, JOBS, PYTHON: as in cifar10_gpu.sh.
+# start was given continues them. run is start and look in one command, which ends when all is over: for a machine that goes
+# away where nobody asks for it in time, and all that is on it. WORK, JOBS, PYTHON: as in cifar10_gpu.sh.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${WORK:=/dev/shm/interclr-cifar10}"
@@ -111,6 +113,20 @@ case "${1:-}" in
     going_on || { echo "the runs ended without a word" >&2; exit 1; }
     exit 3
     ;;
+  run)
+    [ $# -ge 4 ] || refuse "run: seconds, a folder for the records, and what to run"
+    seconds=$2 folder=$3 status=3
+    shift 3
+    "$0" start "$seconds" "$@"
+    while [ "$status" -eq 3 ]; do
+      status=0
+      "$0" look 20 "$folder" >"$work/look" 2>&1 || status=$?
+      echo "--- $(date +%T)"
+      grep '^[^ ]*\.log: ' "$work/look" || true
+    done
+    cat "$work/look"
+    exit "$status"
+    ;;
   stop)
     going_on || { echo "nothing goes on in $work" >&2; exit 2; }
     pkill -TERM -s "$(cat "$work/pid")" -x timeout
@@ -122,7 +138,7 @@ case "${1:-}" in
     exit 1
     ;;
   *)
-    sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,18s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac

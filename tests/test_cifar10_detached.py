@@ -76,6 +76,19 @@ def test_a_second_start_keeps_the_records_and_nothing_else_of_the_first(tmp_path
     assert record.exists()
 
 
+def test_start_and_look_in_one_command_end_with_the_runs_and_bring_their_records(tmp_path: Path) -> None:
+    record = touched(tmp_path / "work" / "tree" / "results" / "cifar10" / "tiny" / "a-s0.json")
+    for body, expected in (("exit 0", 0), ("echo '1 s: tiny/a-s0: started'; sleep 1; exit 5", 5)):
+        environment = in_place_of_python(tmp_path, body)
+        told = detached(environment, "run", "60", str(tmp_path / "out"), "tiny")
+        assert told.returncode == expected, told
+        with tarfile.open(tmp_path / "out" / "records.tgz") as packed:
+            assert "results/cifar10/tiny/a-s0.json" in packed.getnames()
+    assert record.exists()
+    told = detached(environment, "run", "60", "tiny")
+    assert (told.returncode, told.stderr) == (2, "run: seconds, a folder for the records, and what to run\n")
+
+
 def test_a_checkout_is_not_replaced_by_its_own_copy(tmp_path: Path) -> None:
     kept = touched(tmp_path / "tree" / "interclr" / "learner.py")
     script = touched(tmp_path / "tree" / "benchmarks" / "cifar10_detached.sh")
