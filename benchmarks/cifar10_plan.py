@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from interclr.config import explain, load_settings
 from interclr.evaluate import PROTOCOLS
@@ -36,6 +36,12 @@ class Entry(Config):
     classes: tuple[Literal["positives", "negatives"], ...] = ()
     # A control that relates no images: its soft targets are learnt by the method's own loss (with_own_target.py).
     own_target: bool = False
+
+    @model_validator(mode="after")
+    def _is_one_control(self) -> Entry:
+        if self.own_target and self.classes:
+            raise ValueError("classes and own_target are two controls, each with a program of its own: give one")
+        return self
 
     @property
     def control(self) -> list[str]:

@@ -42,6 +42,8 @@ def install() -> None:
         start(self, *given, **named)
         if self.learner.inter is None or self.learner.inter.target_view is None:
             raise UserError("this control needs inter.loss=soft and an inter.target_view")
+        if self.learner.inter.head == "separate":
+            raise UserError("this control takes the method's own loss, whose negatives are of its own head; use shared")
 
     Training.__init__ = starts  # type: ignore[method-assign]
     Learner._soft_inter_loss = own_loss  # type: ignore[method-assign]

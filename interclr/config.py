@@ -125,6 +125,14 @@ class Settings(Config):
             )
         if inter.target_view is not None and inter.loss != "soft":
             raise ValueError("inter.target_view: only soft targets have one of their own; use inter.loss=soft")
+        if inter.target_momentum != InterConfig().target_momentum:
+            if inter.target_view is None:
+                raise ValueError("inter.target_momentum: it is what sees inter.target_view that moves by it; give one")
+            if self.method.keeps_slow_encoder:
+                raise ValueError(
+                    f"inter.target_momentum: {self.method.name} has a momentum encoder of its own, by which "
+                    "inter.target_view is seen; use method.momentum"
+                )
 
 
 Tree = dict[str, Any]

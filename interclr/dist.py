@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -59,6 +60,15 @@ def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
     if world() > 1:
         torch_dist.broadcast(tensor, source)
     return tensor
+
+
+def broadcast_all(tensors: Sequence[Tensor], source: int = 0) -> None:
+    """The same for many of one type, in one message."""
+    if world() == 1 or not tensors:
+        return
+    message = broadcast(torch.cat([tensor.flatten() for tensor in tensors]), source)
+    parts = message.split([tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from interclr.data.view_parameters import View
 from interclr.intra.base import IntraMethod, Margin
 from interclr.labels import Labels, LabelsConfig, OnlineLabelsConfig
 from interclr.losses import MarginKind, soft_labels
-from interclr.models import Encoded, momentum_copy, update_seeing_copy
+from interclr.models import Encoded, momentum_copy, running_statistics, update_seeing_copy
 from interclr.samplers import Sampler, SamplerConfig, SemiHardConfig
 from interclr.samplers.base import Prepared, select_positive
 from interclr.streams import start_beside, wait_for_side_streams
@@ -126,9 +126,11 @@ class Learner(nn.Module):
     def _seen(self, view: Tensor) -> Tensor:
         """(B, D) A view as a slow encoder sees it, as it is measured by: no batch tells on its images.
 
-        Neither running statistics nor the parts of a split BatchNorm know of it.
+        Neither running statistics nor the parts of a split BatchNorm know of it. All ranks see by the first one's
+        statistics, which are those that a checkpoint has: else a resumed run would have other targets.
         """
         encoder = self.intra.bank_encoder() if self.slow is None else self.slow
+        dist.broadcast_all(running_statistics(encoder))
         training = encoder.training
         try:
             encoded: Encoded = encoder.eval()(view)

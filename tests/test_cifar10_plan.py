@@ -22,6 +22,7 @@ from cifar10_scripts import one_run, plan_of, runner
         ({"runs": {"a": {"recipe": "cifar10-byo"}}}, "did you mean cifar10-byol"),
         ({"runs": {"a": {"recipe": "cifar10-byol", "overrides": ["data.bach=3"]}}}, "did you mean batch?"),
         ({"runs": {"a/b": {"recipe": "cifar10-byol"}}}, "'a/b' names a file"),
+        ({"runs": {"a": {"recipe": "cifar10-byol", "classes": ["positives"], "own_target": True}}}, "two controls"),
         ({"runs": {"a": {"recipe": "cifar10-byol"}}, "evaluate": ["nothing"]}, "no protocol 'nothing'"),
         ({"runs": {"a": {"recipe": "cifar10-byol", "from": {"run": "b", "epoch": 1}}}}, "no run 'b'"),
         ({"runs": {"a": {"recipe": "cifar10-byol", "from": {"run": "a", "epoch": 1}}}}, "continues itself"),

@@ -198,6 +198,13 @@ def test_where_one_head_is_needed_two_are_refused() -> None:
     assert load_settings("mocov2-interclr", ["inter.head=separate", *own]).inter is not None
 
 
+def test_a_momentum_that_moves_nothing_is_refused() -> None:
+    own, moved = ("inter.loss=soft", "inter.target_view={}"), "inter.target_momentum=0.5"
+    assert load_settings("npidv2-interclr", [*own, moved]).inter is not None
+    assert error_of(*own, moved, recipe="mocov2-interclr").startswith("inter.target_momentum: mocov2 has a momentum ")
+    assert error_of("inter.loss=soft", moved, recipe="npidv2-interclr").startswith("inter.target_momentum: ")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -166,6 +166,8 @@ def test_one_process_needs_no_launcher() -> None:
     tensor = torch.arange(3.0)
     for function in (dist.all_gather, dist.all_gather_with_gradient, dist.broadcast, dist.all_reduce_mean):
         assert function(tensor) is tensor
+    dist.broadcast_all([tensor, tensor.double()])
+    assert tensor.tolist() == [0.0, 1.0, 2.0]
     assert dist.slice_of_rank(IMAGES) == slice(0, IMAGES)
 
 
@@ -200,10 +202,18 @@ def losses_of(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
-def test_torchrun_trains_writes_once_and_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "inter",
+    [
+        # Clusters start after the checkpoint that is gone on from: from features that all processes make together.
+        ["inter.warmup_epochs=3"],
+        # They have started before it, and targets are seen by running statistics, of which a checkpoint has one rank's.
+        ["inter.warmup_epochs=1", "inter.loss=soft", "inter.target_view={}"],
+    ],
+)
+def test_torchrun_trains_writes_once_and_resumes(inter: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    # Clusters start after the checkpoint that is gone on from: from features that all processes make together.
-    done = torchrun(folder, "synthetic-mocov2-interclr", *TINY, "inter.warmup_epochs=3")
+    done = torchrun(folder, "synthetic-mocov2-interclr", *TINY, *inter)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("done in") == 1  # one rank speaks
     first = losses_of(folder)

@@ -345,8 +345,11 @@ def test_soft_targets_can_be_of_a_view_of_their_own(method: str, norm: str) -> N
 @pytest.mark.parametrize("inter", [SOFT_TARGETS, {"loss": "soft"}, {}])
 def test_a_slow_copy_sees_the_targets_view_of_methods_that_keep_none(method: str, inter: dict[str, Any]) -> None:
     """Seen by the encoder itself, queries and targets would run after each other."""
-    kept = learner(method, inter).slow
-    assert (kept is not None) == (inter is SOFT_TARGETS and method in ("npidv2", "simclr", "simsiam"))
+    model = learner(method, inter)
+    kept, alone = model.slow, model.intra.bank_encoder() is model.intra.encoder
+    assert (kept is not None) == (inter is SOFT_TARGETS and alone)
+    assert alone == (method in ("npidv2", "simclr", "simsiam"))
+    assert alone != settings_from({"method": METHODS[method]}).method.keeps_slow_encoder  # what settings are checked by
     assert kept is None or not any(parameter.requires_grad for parameter in kept.parameters())
 
 

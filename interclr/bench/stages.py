@@ -62,20 +62,24 @@ def measure_stages(prepared: Prepared, steps: int, screen: Screen) -> dict[str, 
         stages.watch(learner, "_prepare_draw", "draw of pairs")
         stages.watch(learner, "_complete_draw", "draw of pairs")
     stages.watch(step.optimiser, "step", "optimiser")
-    stages.watch(learner.intra, "after_optimiser", "momentum encoder")
+    stages.watch(learner, "after_optimiser", "momentum encoder")
+    stages.watch(learner, "_seen", "soft targets forward")
     stages.watch(learner, "commit", "commit to the bank")
     stages.watch(learner, "maintain", "commit to the bank")
-    views = step.views
 
-    def timed_views(*args: Any) -> Any:
-        with stages.stage("views"):
-            return views(*args)
+    def timed(views: Any) -> Any:
+        def call(*args: Any) -> Any:
+            with stages.stage("views"):
+                return views(*args)
+
+        return call
 
     def timed_backward(loss: Tensor) -> Any:
         """What the step calls ``backward`` of: the loss, with a watch on it."""
         return SimpleNamespace(backward=lambda: stages.timed("backward", loss.backward))
 
-    step.views = timed_views  # type: ignore[assignment]
+    step.views = timed(step.views)
+    step.target_view = None if step.target_view is None else timed(step.target_view)
     step.scaler.scale = timed_backward  # type: ignore[method-assign, assignment]
     batches = iter(prepared.loader.iterate(0, steps + WARM))
     rounds: list[dict[str, float]] = []

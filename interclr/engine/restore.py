@@ -118,6 +118,11 @@ def _load(step_once: TrainStep, state: checkpoint.State) -> None:
     learner, optimiser = step_once.learner, step_once.optimiser
     fresh = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimiser.param_groups]
     started = state["clusters_started"]
+    if started and any(key.startswith("slow.") for key in state["learner"]) != (learner.slow is not None):
+        raise ValueError(
+            "inter.target_view cannot be given to a branch that has begun, nor taken from it, where the method has no "
+            "momentum encoder: the copy that sees it begins with the branch"
+        )
     learner.load_state_dict(state["learner"] if started else _before_inter(learner, state["learner"]))
     if not started and learner.bank is not None:
         learner.bank.rebuild()

@@ -31,6 +31,7 @@ class MethodSettings(Config):
     views_needed: ClassVar[int] = 2  # how many views of an image ``embed`` reads
     separate_heads: ClassVar[bool] = True  # whether the inter branch can have a head of its own
     with_negatives: ClassVar[bool] = True  # whether its own inter loss has any
+    keeps_slow_encoder: ClassVar[bool] = False  # else soft targets' own view is seen by a copy that the learner keeps
 
 
 class IntraMethod(nn.Module, ABC):

@@ -20,6 +20,7 @@ from interclr.types import Batch, Embeddings
 class BYOLConfig(MethodSettings):
     title = "BYOL"
     with_negatives = False
+    keeps_slow_encoder = True
     name: Literal["byol"] = "byol"
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.99  # of the target at the start; rises to 1 by a cosine
     hidden: Annotated[int, Field(ge=1)] = 4096

@@ -21,6 +21,7 @@ from interclr.types import Batch, Embeddings
 
 class MoCoConfig(MethodSettings):
     title = "MoCo v2"
+    keeps_slow_encoder = True
     name: Literal["mocov2"] = "mocov2"
     queue: Annotated[int, Field(ge=1)] | Literal["auto"] = 65_536
     temperature: Annotated[float, Field(gt=0)] = 0.2

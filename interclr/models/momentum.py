@@ -1,4 +1,4 @@
-"""The slowly moving copy of an encoder that MoCo calls key and BYOL calls target."""
+"""The slowly moving copy of an encoder that MoCo calls key and BYOL calls target, and which sees soft targets' view."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ def update_momentum_copy(clone: nn.Module, module: nn.Module, momentum: float | 
 
 @torch.no_grad()
 def update_seeing_copy(clone: nn.Module, module: nn.Module, momentum: float) -> None:
-    """The same, and of BatchNorm's running statistics: for a copy that sees in evaluation mode only."""
+    """The same, and of running statistics: for a copy without training passes that it could have some of its own by."""
     update_momentum_copy(clone, module, momentum)
-    both = zip(clone.buffers(), module.buffers(), strict=True)
-    moving = [(slow, fast) for slow, fast in both if slow.is_floating_point()]
-    if moving:
-        torch._foreach_lerp_([slow for slow, _ in moving], [fast for _, fast in moving], 1 - momentum)
+    if statistics := running_statistics(clone):
+        torch._foreach_lerp_(statistics, running_statistics(module), 1 - momentum)
+
+
+def running_statistics(module: nn.Module) -> list[Tensor]:
+    """BatchNorm's, which are what a network evaluates by. Looked for every time: moving a network makes new ones."""
+    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
 
 
 def _parameters_of_both(clone: nn.Module, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:

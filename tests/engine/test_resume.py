@@ -384,6 +384,13 @@ def test_a_separate_head_cannot_be_added_later(tmp_path: Path) -> None:
         train(tiny(*INTER, "inter.head=separate", "inter.warmup_epochs=1"), tmp_path / "run", resume=True)
 
 
+def test_a_view_that_a_slow_copy_sees_cannot_be_given_to_a_branch_that_has_begun(tmp_path: Path) -> None:
+    soft = tiny(*NPID, *INTER, "inter.loss=soft")
+    train(soft, tmp_path / "run", stop_after=2)
+    with pytest.raises(UserError, match=r"inter\.target_view cannot be given to a branch that has begun"):
+        train(tiny(*NPID, *INTER, "inter.loss=soft", "inter.target_view={}"), tmp_path / "run", resume=True)
+
+
 @pytest.mark.parametrize(("change", "differs"), [("bank_momentum=0.9", True), ("bank_momentum=0.5", False)])
 def test_a_bank_at_work_before_the_branch_is_not_changed_without_a_word(
     change: str, differs: bool, tmp_path: Path
