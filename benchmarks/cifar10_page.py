@@ -20,7 +20,7 @@ from cifar10_main import curves, levels, low_labels
 from cifar10_plan import PLAN, RECORDS, ROOT, Group, read_plan
 from cifar10_plots import SHORT, curves_of, draw_curves, draw_gains, draw_short, picture_of, with_interval
 from cifar10_record import Record
-from cifar10_results import Results, arranged, either, rows_of
+from cifar10_results import Results, arranged, completed, either, rows_of
 from cifar10_runs import again_section, cost_section, failed_section, unmeasured_section
 from cifar10_study import draw_study
 
@@ -73,7 +73,7 @@ def conditions(results: Results) -> list[str]:
         f"Seeds: {seeds}; ± is the standard deviation over them."
     ]
     for run, by_seed in results.runs.items():
-        others = differing([record["settings"] for record in by_seed.values()])
+        others = differing([completed(record) for record in by_seed.values()])
         others = [name for name in others if not name.startswith(CARRIED_OUT)]
         if others:
             lines.append(f"The seeds of {run} differ in {', '.join(others)}.{ROUNDING if others == [EXACT] else ''}")

@@ -143,12 +143,17 @@ def without_gone(branch: Record) -> Record:
     return {key: value for key, value in branch.items() if key not in gone or gone[key] != value}
 
 
+def completed(record: Record) -> Record:
+    """Its settings; where they are of before a setting of the branch, with what that is by default."""
+    settings: Record = record["settings"]
+    branch = settings["inter"]
+    return settings if branch is None else settings | {"inter": DEFAULTS | without_gone(branch)}
+
+
 def inter_and_work(by_seed: dict[int, Record]) -> tuple[Any, Any]:
     """The settings of a run's inter branch, and all others that change what is computed."""
-    settings = next(iter(by_seed.values()))["settings"]
+    settings = completed(next(iter(by_seed.values())))
     branch, method = settings["inter"], dict(settings["method"])
-    if branch is not None:
-        branch = DEFAULTS | without_gone(branch)  # older records lack what is newer than they are
     if branch is not None and (
         branch["loss"] == "soft" or (branch["loss"] == "own" and method["name"] in NO_NEGATIVES)
     ):

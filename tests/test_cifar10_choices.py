@@ -123,6 +123,13 @@ def test_what_seeds_differ_in_is_named(tmp_path: Path) -> None:
     assert "The seeds of mocov2 differ in engine.deterministic. What that does to a run" in page_of(tmp_path, records)
     records[1]["settings"]["margin"] = 0.3
     assert "The seeds of mocov2 differ in engine.deterministic, margin.\n" in page_of(tmp_path, records)
+    branched = [record("mocov2-interclr", seed, 85.0) for seed in (0, 1)]
+    branched[1]["settings"]["inter"]["target_momentum"] = (
+        0.99  # what it is by default: the other is of before there was one
+    )
+    assert "mocov2-interclr differ" not in page_of(tmp_path, branched)
+    branched[1]["settings"]["margin"] = 0.5
+    assert "mocov2-interclr differ in margin" in page_of(tmp_path, branched)
 
 
 def test_settings_that_change_nothing_for_a_method_without_negatives_are_not_compared(tmp_path: Path) -> None:
