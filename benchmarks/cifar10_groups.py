@@ -97,9 +97,15 @@ def note_of(record: Record) -> str:
     again = ", trained again up to there" if start and start.get("again") else ""
     continued = f"continues {start['run']} from epoch {start['epoch']}{again}" if start else ""
     classes, own_target = control_of(record)
-    control = f"a control: {' and '.join(classes)} right, by labels" if classes else ""
+    control = f"a control: {' and '.join(map(_right, classes))} right, by labels" if classes else ""
     control = "a control: targets by the method's own loss, which relates no images" if own_target else control
     return "; ".join(part for part in (one_line(record["note"], 200), control, continued) if part)
+
+
+def _right(part: str) -> str:
+    """What a control has right, as its record names it: ``positives``, or ``positives=0.6`` of a share of the draws."""
+    name, _, share = part.partition("=")
+    return f"{name} of {share} of all draws" if share else name
 
 
 # All settings at once.

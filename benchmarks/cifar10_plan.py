@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
+from with_classes import PART
 
 from interclr.config import explain, load_settings
 from interclr.evaluate import PROTOCOLS
@@ -33,7 +34,7 @@ class Entry(Config):
     note: str = ""
     start: From | None = Field(None, alias="from")
     # A control that trains with labels: what of its pairs is right (benchmarks/with_classes.py).
-    classes: tuple[Literal["positives", "negatives"], ...] = ()
+    classes: tuple[Annotated[str, Field(pattern=f"^({PART})$")], ...] = ()
     # A control that relates no images: its soft targets are learnt by the method's own loss (with_own_target.py).
     own_target: bool = False
 

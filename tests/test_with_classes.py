@@ -51,6 +51,21 @@ def test_positives_are_of_the_cluster_and_of_the_class_uniformly(bank: MemoryBan
     assert times.float().sub(expected).abs().max() < 5 * expected**0.5
 
 
+def test_a_share_of_the_draws_is_right_and_the_others_are_of_the_whole_cluster(bank: MemoryBank) -> None:
+    anchor, draws, share = 40, 20_000, 0.6
+    together = {j for j in range(300) if bank.labels[j] == bank.labels[anchor] and j != anchor}
+    mates = {j for j in together if CLASSES[j] == CLASSES[anchor]}
+    assert 2 < len(mates) < len(together)
+    index = torch.full((draws,), anchor)
+    lots = torch.randint(2**62, (draws,), generator=torch.Generator().manual_seed(3))
+    drawn = control.positives_of_class(index, bank, lots, CLASSES, 5, share)
+    image, times = drawn.unique(return_counts=True)
+    assert set(image.tolist()) == together
+    for each, count in zip(image.tolist(), times.tolist(), strict=True):
+        expected = draws * ((1 - share) / len(together) + (each in mates) * share / len(mates))
+        assert abs(count - expected) < 5 * expected**0.5
+
+
 def test_an_image_that_is_alone_of_its_class_in_its_cluster_is_its_own_positive(bank: MemoryBank) -> None:
     classes = torch.zeros(300, dtype=torch.long)
     classes[17] = 1
