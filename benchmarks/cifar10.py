@@ -79,6 +79,7 @@ def to_do(runner: Runner, jobs: list[Job]) -> list[Job]:
     """Those without a finished record, and their parents where the checkpoint to go on from is gone."""
     wanted = {job.key for job in jobs if not runner.finished(job)}
     runner.starts = {}
+    needed: dict[str, list[str]] = {}
     for job in reversed(jobs):  # children first: a parent's own parent may be needed again as well
         if job.key not in wanted and job.key not in runner.starts:
             record = runner.record(job)
@@ -87,8 +88,10 @@ def to_do(runner: Runner, jobs: list[Job]) -> list[Job]:
             print(f"{job.key}: finished before" + ("" if same else ", with another command: remove it to run again"))
         elif job.parent_key is not None and job.parent_key not in wanted and not runner.can_start(job):
             assert job.entry.start is not None
-            print(f"{job.parent_key}: trained again, as {job.key} needs its checkpoint")
             runner.starts.setdefault(job.parent_key, []).append(job.entry.start.epoch)
+            needed.setdefault(job.parent_key, []).append(job.title)
+    for parent, children in needed.items():
+        print(f"{parent}: trained again, for its checkpoint ({', '.join(reversed(children))})")
     return [job for job in jobs if job.key in wanted or job.key in runner.starts]
 
 
