@@ -206,6 +206,25 @@ def test_observations_are_judged_by_paired_differences(tmp_path: Path) -> None:
     }
 
 
+def test_the_observations_of_controls_stand_below(tmp_path: Path) -> None:
+    records = [*studied("plain", [80.0, 80.2, 79.9], None), *studied("interclr", [81.0, 81.2, 81.1], BRANCH)]
+    assert "most of whose positives are right" not in page_of(tmp_path, records)
+    right = [
+        *studied("mostly-right-interclr", [83.0, 83.2, 83.1], BRANCH),
+        *studied("mostly-right-margin-0", [82.0, 82.3, 82.0], BRANCH | {"margin": 0.0}),
+    ]
+    for made in right:
+        made["classes"] = ["positives=0.6"]
+    text = page_of(tmp_path, records + right)
+    below = text.partition("most of whose positives are right")[2]
+    told = {row[1]: row[2:] for row in (line for number in "123" for line in observed(below, number))}
+    nothing = ["–", "not run yet"]  # by low-shot mAP, and no row of what none of the controls is made for
+    assert told == {
+        "mostly-right-interclr − mostly-right-margin-0": ["3", "+1.00 [+0.75, +1.25]", "reproduced", *nothing]
+    }
+    assert "a control: positives of 0.6 of all draws right, by labels" in text
+
+
 def observed(text: str, number: str) -> list[list[str]]:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     return [row for row in rows if row[0].startswith(f"{number}: ")]
