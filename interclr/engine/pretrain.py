@@ -20,6 +20,7 @@ from interclr.engine.metrics import check_loggers
 from interclr.engine.mode import engine_mode
 from interclr.engine.settle import settle
 from interclr.engine.training import Training
+from interclr.knn import auto_k
 from interclr.run.folder import Run, left_as_found, new_folder, prepare_folder, sole_writer
 from interclr.screen import Screen
 from interclr.types import UserError
@@ -93,6 +94,8 @@ def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device
     source = in_full(settings.data.source)
     root = settings.data.root.absolute() if settings.data.root is not None else data_root().absolute()
     where = {"source": source, "root": root, "resident": resident, "workers": workers}
+    known = len(data.source) if data.bank_rows is None else len(data.bank_rows)
+    k = auto_k(known) if settings.monitor.k == "auto" else settings.monitor.k  # as evaluate has it of the same images
     mode, why = engine_mode(settings, len(data.source), device)
     if settings.engine.mode == "auto":
         screen.say(f"engine.mode={mode}: {why}")
@@ -100,6 +103,7 @@ def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device
         update={
             "data": settings.data.model_copy(update=where),
             "engine": settings.engine.model_copy(update={"device": device.type, "mode": mode}),
+            "monitor": settings.monitor.model_copy(update={"k": k}),
         }
     )
 

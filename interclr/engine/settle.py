@@ -1,6 +1,6 @@
 """Every ``auto`` becomes a number, chosen from the number of images, their size and the device, and is said aloud.
 
-Left are those that only the open data can tell (``data.resident``, ``engine.mode``, …): see ``pretrain``.
+Left are those that only the open data can tell (``data.resident``, ``engine.mode``, ``monitor.k``, …): see ``pretrain``.
 
 The rules are rough on purpose: they have to work on 200 images and on 10 million. A recipe that knows better sets the
 value, and then nothing here touches it.
@@ -15,7 +15,6 @@ from typing import Any
 from interclr.config import Settings, settings_from
 from interclr.data.views import largest_side
 from interclr.engine.dataset import Facts
-from interclr.knn import auto_k
 from interclr.labels import auto_clusters
 from interclr.types import UserError
 
@@ -70,7 +69,6 @@ def settle(settings: Settings, facts: Facts) -> tuple[Settings, list[Choice]]:
     choose("checkpoint.every_epochs", max(1, epochs // 20), f"{epochs} epochs")
     choose("inter.warmup_epochs", epochs // 2, f"half of {epochs} epochs")
     choose("monitor.every_epochs", max(1, epochs // 10), f"{epochs} epochs")
-    choose("monitor.k", auto_k(n), f"{n:,} images")
     _check(tree, n)
     if settings.inter is not None and not settings.inter.uses_negatives(settings.method.with_negatives):  # no sampler
         chosen = [choice for choice in chosen if not choice[0].startswith("inter.sampler.")]

@@ -32,6 +32,9 @@ from interclr.engine.dataset import TrainingData
 from interclr.engine.metrics import Averages, Record
 from interclr.engine.monitor import Monitor
 from interclr.engine.step import TrainStep
+from interclr.evaluate import PROTOCOLS
+from interclr.evaluate.requested import Request
+from interclr.evaluate.session import evaluate
 from interclr.export import export
 from interclr.learner import Learner
 from interclr.run import checkpoint
@@ -120,6 +123,21 @@ def test_more_neighbours_than_images_are_told_as_what_they_are(tmp_path: Path) -
     run = train(tiny("monitor.k=5000"), tmp_path / "run", screen=heard.screen)
     assert run.result["knn_k"] == 64
     assert "k=64, T=" in heard.text
+
+
+def test_evaluation_finds_what_training_found_where_a_fifth_of_the_images_is_tested_on(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for number in range(300):
+        home = tmp_path / "images" / f"class{number % 2}"
+        home.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(256, (8, 8, 3), dtype=torch.uint8, generator=generator).numpy()
+        Image.fromarray(pixels).save(home / f"{number:03d}.png")
+    settings = tiny(f"data.source={tmp_path / 'images'}", "monitor.k=auto", "schedule.epochs=1")
+    run = train(settings, tmp_path / "run")
+    assert run.settings.monitor.k == run.result["knn_k"] == 4  # a fiftieth of 240, not of 300
+    found = evaluate(["knn"], PROTOCOLS, Request(str(run.folder)), [], Screen(quiet=True))
+    assert found["knn"]["k"] == 4
+    assert found["knn"]["top1"] == pytest.approx(run.result["knn"], abs=1e-4)
 
 
 def test_the_line_of_an_epoch_tells_how_training_does(finished: tuple[Run, str]) -> None:
