@@ -14,6 +14,17 @@ from interclr.data.source import FileSource
 from interclr.types import UserError
 
 HELD_OUT = ("val", "test")
+# Formats of pictures that nothing here decodes: phones' and cameras' own.
+OTHER_PICTURES = {"heic", "heif", "avif", "jxl", "jp2", "psd"} | {
+    "dng",
+    "cr2",
+    "cr3",
+    "nef",
+    "arw",
+    "orf",
+    "raf",
+    "rw2",
+}
 
 
 def open_folder(folder: Path, split: str = "train", max_side: int | None = None, name: str | None = None) -> FileSource:
@@ -24,11 +35,14 @@ def open_folder(folder: Path, split: str = "train", max_side: int | None = None,
     another split has it beside others.
     """
     images = split_folder(folder, split)
-    names = images_below(images).images
+    listing = images_below(images)
+    names = listing.images
     # All splits share one numbering, even where a class is missing from one of them.
     siblings = [folder / sibling for sibling in splits_of_folder(folder).values()] if images != folder else []
     labels, classes = labels_by_folder(names, siblings, images)
-    return FileSource(images, names, labels, name=name or str(images), classes=classes, max_side=max_side)
+    source = FileSource(images, names, labels, name=name or str(images), classes=classes, max_side=max_side)
+    source.not_read = {kind: many for kind, many in listing.kinds.items() if kind in OTHER_PICTURES}
+    return source
 
 
 def images_below(folder: Path) -> Listing:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ class Source(ABC):
     name: str  # for people: 'cifar10 train', the folder's path
     labels: Tensor | None  # (N,) int64, -1 where unknown; None when there are no labels at all
     classes: tuple[str, ...] | None
+    # Pictures beside these of kinds that are not read, by extension: somebody may expect their .heic to be seen.
+    not_read: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -152,6 +152,7 @@ def _monitor_sets(
     if labels is None or tested is None or bool((labels < 0).all()):
         return None, None
     known = (labels >= 0).nonzero().flatten()
+    _tell_classes(source, labels[known], screen)
     test = held if held is not None else _test_split(config)
     if test is not None and test.labels is not None and bool((test.labels >= 0).any()):
         return _labelled_queries(test, config, device, screen), known
@@ -170,6 +171,17 @@ def _monitor_sets(
     )
     queries = images.rows(rows) if isinstance(images, Canvas) else Subset(images, rows.tolist())
     return queries, others
+
+
+def _tell_classes(source: Source, labels: Tensor, screen: Screen) -> None:
+    """Folders may be albums and not classes: what figures by labels mean then is for the reader to judge."""
+    counts = labels.bincount()
+    most = int(counts.argmax())
+    name = source.classes[most] if source.classes is not None else f"number {most}"
+    screen.say(
+        f"labels: {int((counts > 0).sum()):,} classes of {len(labels):,} images, the commonest ({name}) is "
+        f"{100 * counts[most] / len(labels):.0f} % of them; they are used to measure, never to train"
+    )
 
 
 def _labelled_queries(test: Source, config: DataConfig, device: torch.device, screen: Screen) -> Canvas | Source:

@@ -60,6 +60,16 @@ class Monitor:
             return None
         return knn_accuracy(bank, labels, queries, truth, self.k, self.temperature)
 
+    @property
+    def guessing(self) -> float | None:
+        """What always naming the bank's commonest class gives, in percent: much, where classes are uneven."""
+        if self.rows is None or self.data.queries is None or self.data.labels is None:
+            return None
+        truth = self.data.queries.labels
+        assert truth is not None
+        commonest = self.data.labels[self.rows].mode().values
+        return 100 * (truth == commonest.to(truth.device)).float().mean().item()
+
     def _readable(
         self, network: nn.Module, images: Canvas | Source, labels: Tensor, what: str
     ) -> tuple[Tensor, Tensor]:

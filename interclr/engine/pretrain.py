@@ -13,6 +13,7 @@ from interclr import dist
 from interclr.config import Settings, load_settings
 from interclr.data.builtin import data_root, images_of_a_run, in_full
 from interclr.data.canvas import Canvas
+from interclr.data.source import Source
 from interclr.data.stream_plan import default_workers
 from interclr.engine.build import build_backbone, choose_device, set_determinism
 from interclr.engine.dataset import Facts, TrainingData, median_side, open_training_source, prepare
@@ -80,7 +81,7 @@ def _train(
     build_backbone(settings)  # what it refuses is said before all images are read
     if settings.data.max_side != "auto" and hasattr(source, "max_side"):
         source = open_training_source(settings.data)
-    _introduce(screen, settings, facts, source.name, chosen, device)
+    _introduce(screen, settings, facts, source, chosen, device)
     data = prepare(source, settings.data, device, screen)
     settings = _as_carried_out(settings, data, device, screen)
     return Training(settings, folder, data, device, screen, resume).run(stop_after)
@@ -109,11 +110,16 @@ def _as_carried_out(settings: Settings, data: TrainingData, device: torch.device
 
 
 def _introduce(
-    screen: Screen, settings: Settings, facts: Facts, name: str, chosen: list[tuple[str, str, str]], device: Any
+    screen: Screen, settings: Settings, facts: Facts, source: Source, chosen: list[tuple[str, str, str]], device: Any
 ) -> None:
     branch = "" if settings.branch is None else " with InterCLR"
-    screen.say(f"{settings.method.name}{branch} on {name}: {facts.images:,} images, device {device}")
-    shown = {"batch": settings.data.batch, "queue": getattr(settings.method, "queue", None)}
+    screen.say(f"{settings.method.name}{branch} on {source.name}: {facts.images:,} images, device {device}")
+    if source.not_read:
+        kinds = ", ".join(f"{many:,} .{kind}" for kind, many in sorted(source.not_read.items()))
+        screen.warn(f"{sum(source.not_read.values()):,} pictures are not read ({kinds}): convert them to JPEG first")
+    batch, world = settings.data.batch, dist.world()
+    parts = f" ({world} processes of {batch // world})" if isinstance(batch, int) and world > 1 else ""
+    shown = {"batch": f"{batch}{parts}", "queue": getattr(settings.method, "queue", None)}
     said = ", ".join(f"{what} {value}" for what, value in shown.items() if value is not None)
     screen.say(f"{settings.schedule.epochs} epochs, {said}")
     if chosen:

@@ -1,6 +1,6 @@
 """Every ``auto`` becomes a number, chosen from the number of images, their size and the device, and is said aloud.
 
-Left are those that only the open data can tell (``data.resident``, ``engine.mode``, ``monitor.k``, …): see ``pretrain``.
+Left are those that only the open data can tell (``data.resident``, ``engine.mode``, ``monitor.k`` …): ``pretrain``.
 
 The rules are rough on purpose: they have to work on 200 images and on 10 million. A recipe that knows better sets the
 value, and then nothing here touches it.

@@ -404,11 +404,18 @@ class Training:
             pixels, before = self.monitor.knn_of_pixels(), self.monitor.knn(self.learner.intra.encoder.backbone)
             self.measured |= {} if pixels is None else {"knn_pixels": pixels}
             self.measured |= {} if before is None else {"knn_before": before}
-            text = "" if pixels is None else f"raw pixels {pixels:.1f} %, "
+            guessing = self.monitor.guessing
+            self.measured |= {} if guessing is None else {"knn_guessing": guessing}
+            text = self._floors()
             yardstick = f"k={self.monitor.k}, T={self.monitor.temperature}"
             if before is not None:
                 self.screen.say(f"k-NN before training ({yardstick}): {text}random weights {before:.1f} %")
         self._log({"step": 0, "epoch": 0.0, "event": "start"} | self.measured)
+
+    def _floors(self) -> str:
+        """What any training has to leave behind."""
+        kinds = {"knn_guessing": "always the commonest class", "knn_pixels": "raw pixels"}
+        return "".join(f"{told} {self.measured[key]:.1f} %, " for key, told in kinds.items() if key in self.measured)
 
     def _measure(self, epoch: int) -> dict[str, float]:
         figures: dict[str, float] = {}
@@ -458,9 +465,8 @@ class Training:
         }
         write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         if "knn" in figures:
-            pixels = f"raw pixels {self.measured['knn_pixels']:.1f} %, " if "knn_pixels" in self.measured else ""
             self.screen.say(
-                f"k-NN (k={self.monitor.k}, T={self.monitor.temperature}): {pixels}before "
+                f"k-NN (k={self.monitor.k}, T={self.monitor.temperature}): {self._floors()}before "
                 f"{self.measured.get('knn_before', math.nan):.1f} %, after {figures['knn']:.1f} %"
             )
         if unreadable:

@@ -75,7 +75,8 @@ def headline(settings: Settings, state: checkpoint.State | None, result: dict[st
     if "knn" in figures:
         before = f"{figures['knn_before']:.1f} % before" if "knn_before" in figures else ""
         pixels = f"{figures['knn_pixels']:.1f} % raw pixels" if "knn_pixels" in figures else ""
-        add("k-NN accuracy", f"{figures['knn']:.1f} %", ", ".join(filter(None, (before, pixels))))
+        guessing = f"{figures['knn_guessing']:.1f} % always the commonest class" if "knn_guessing" in figures else ""
+        add("k-NN accuracy", f"{figures['knn']:.1f} %", ", ".join(filter(None, (before, pixels, guessing))))
     if "purity" in figures:
         add("Cluster purity", f"{100 * figures['purity']:.0f} %", f"NMI {figures['nmi']:.2f}")
     if "rank_me" in figures:
@@ -83,7 +84,7 @@ def headline(settings: Settings, state: checkpoint.State | None, result: dict[st
     if "cluster_median" in figures:
         clusters = settings.inter.clusters if settings.inter is not None else "?"
         sizes = f"{figures['cluster_min']:.0f} to {figures['cluster_max']:.0f} images each"
-        add("Clusters", f"{clusters}", sizes)
+        add("Clusters in training", f"{clusters}", f"{sizes}, in the memory bank")
     logged = [record["epoch"] for record in records if "epoch" in record]
     epochs = settings.schedule.epochs
     if result.get("finished"):

@@ -585,7 +585,7 @@
     function showClusters() {
       const { count, orders, shown } = images.clusters;
       const body = section("clusters", "Clusters",
-        `${count.toLocaleString("en")} k-means clusters of the ${images.count.toLocaleString("en")} images shown, in the features by which the map and the neighbours are found; of each, members from the most typical to the least.`);
+        `${count.toLocaleString("en")} k-means clusters of the ${images.count.toLocaleString("en")} images shown, in the features by which the map and the neighbours are found; of each, members from the most typical to the least.${images.ownBank ? " They are not those of training, whose features are of random views." : ""}`);
       const list = make("div", { class: "grid two", id: "cluster-list", role: "tabpanel", "aria-label": "Clusters" });
       const tabs = choice("Which clusters", Object.keys(orders), (name) => {
         list.replaceChildren(...orders[name].map((id) => {
@@ -666,7 +666,7 @@
       pairs("Most alike", images.alike, "No copies by their pixels, and closest to the network, each image with its nearest other", "cosine");
       if (images.outliers.length) stack.append(make("div", { class: "card" }, make("h3", {}, "Outliers"),
         make("p", { class: "muted" }, "The lowest mean cosine to their own nearest neighbours, shown above each."),
-        make("div", { class: "pictures" }, ...images.outliers.map((entry) => picture(entry.image, { above: cosineText(entry.cosine, 3), below: caption(entry.image) })))));
+        make("div", { class: "pictures" }, ...images.outliers.map((entry) => picture(entry.image, { above: cosineText(entry.cosine, 3), below: images.names[entry.image] })))));
       if (!exact.groups) stack.append(make("p", { class: "muted" }, "No two of these images are equal pixel for pixel."));
       body.append(stack);
     }

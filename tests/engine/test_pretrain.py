@@ -140,6 +140,24 @@ def test_evaluation_finds_what_training_found_where_a_fifth_of_the_images_is_tes
     assert found["knn"]["top1"] == pytest.approx(run.result["knn"], abs=1e-4)
 
 
+def test_what_is_not_read_and_what_guessing_gives_is_said(tmp_path: Path) -> None:
+    for number in range(40):
+        home = tmp_path / "images" / ("holiday" if number < 30 else "cats")
+        home.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (6 * number, 0, 0)).save(home / f"{number:03d}.png")
+    for name in ("a.HEIC", "b.heic", "c.nef", "notes.txt"):
+        (tmp_path / "images" / "cats" / name).write_bytes(b"")
+    heard, settings = Heard(), tiny(f"data.source={tmp_path / 'images'}", "data.batch=8", "schedule.epochs=1")
+    run = train(settings, tmp_path / "run", screen=heard.screen)
+    assert "3 pictures are not read (2 .heic, 1 .nef): convert them to JPEG first" in heard.text
+    assert "labels: 2 classes of 40 images, the commonest (holiday) is 75 % of them" in heard.text
+    assert run.result["knn_guessing"] == 75
+    assert heard.text.count("always the commonest class 75.0 %, raw pixels") == 2
+    assert not any(
+        source.not_read for source in (open_source("synthetic:8"), open_source(str(tmp_path / "images/holiday")))
+    )
+
+
 def test_the_line_of_an_epoch_tells_how_training_does(finished: tuple[Run, str]) -> None:
     (line,) = (line for line in finished[1].splitlines() if line.startswith("epoch 2/2"))
     logged = next(line for line in reversed(finished[0].metrics) if line["step"] == 6)

@@ -56,7 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_report_of_a_finished_run_has_everything(finished: Path) -> None:
     content = made(finished)
     assert content["title"] == "MoCo v2 + InterCLR on synthetic train"
-    assert {"k-NN accuracy", "Cluster purity", "Effective rank", "Clusters", "Epochs", "Training time"} == {
+    assert {"k-NN accuracy", "Cluster purity", "Effective rank", "Clusters in training", "Epochs", "Training time"} == {
         figure["label"] for figure in content["figures"]
     }
     titles = [curve["title"] for curve in content["curves"]]
