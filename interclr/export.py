@@ -58,12 +58,11 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
     path = _with_suffix(Path(path), format)
     network = backbone.network
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
-    stem = " ".join(filter(None, (shape_note(network), stem_note(network))))
+    stem = _joined(shape_note(network), stem_note(network))
     if format in ("torchvision", "detectron2") or (format == "timm" and not _is_of(network, "timm")):
         _require_batch_norm(network, format)
     if format == "onnx":
-        note = _onnx(backbone, path, image_size)
-        return Exported(path, len(state), note)
+        return Exported(path, len(state), _onnx(backbone, path, image_size))
     if format == "detectron2":
         _require_resnet(state, format)
         write_bytes(path, detectron2_pickle(state))
@@ -71,12 +70,12 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
             "in Detectron2 set MODEL.WEIGHTS to this file, INPUT.FORMAT to RGB, MODEL.PIXEL_MEAN and PIXEL_STD to the "
             "training's mean and std times 255, and MODEL.RESNETS.STRIDE_IN_1X1 to False."
         )
-        return Exported(path, len(state), " ".join(filter(None, (note, stem))))
+        return Exported(path, len(state), _joined(note, stem, input_note(backbone)))
     if format == "timm" and not _is_of(network, "timm"):
         _require_resnet(state, format)
     if format == "torchvision" and not _is_torchvision(network):
         _require_resnet(state, format)
-    note = " ".join(filter(None, ("load with strict=False: there is no classifier.", stem)))
+    note = _joined("load with strict=False: there is no classifier.", stem, input_note(backbone))
     if path.suffix == ".safetensors":
         about = {"format": "pt", "features": str(backbone.features), "note": note} | backbone.description()
         write_bytes(path, to_safetensors(state, about))
@@ -85,6 +84,19 @@ def export(backbone: Backbone, path: str | Path, format: Format = "torchvision",
         torch.save(state, stream)
         write_bytes(path, stream.getvalue())
     return Exported(path, len(state), note)
+
+
+def _joined(*notes: str) -> str:
+    return " ".join(filter(None, notes))
+
+
+def input_note(backbone: Backbone) -> str:
+    """What the network was trained on; empty where nobody knows."""
+    if backbone.mean is None or backbone.std is None:
+        return ""
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (backbone.mean, backbone.std))
+    side = f" of {backbone.image_size} pixels" if backbone.image_size is not None else ""
+    return f"Trained on views{side}: values from 0 to 1, minus ({mean}), over ({std})."
 
 
 def shape_note(network: nn.Module) -> str:
@@ -172,11 +184,13 @@ def _onnx(backbone: Backbone, path: Path, image_size: int) -> str:
                 verbose=False,
             )
         assert program is not None
+        program.model.metadata_props.update(backbone.description())
         with replacing(path) as temporary:
             program.save(str(temporary), external_data=False)
     finally:
         backbone.train(training)
-    return f"input 'images' (batch, 3, {image_size}, {image_size}), normalised as in training; output 'features'"
+    told = f"Input 'images' (batch, 3, {image_size}, {image_size}), normalised as in training; output 'features'."
+    return _joined(told, input_note(backbone))
 
 
 def _with_suffix(path: Path, format: str) -> Path:

@@ -345,7 +345,7 @@ def test_evaluate_export_and_embed(call, tmp_path: Path) -> None:
     assert answer.out.endswith("; not embedded: 3 images of --split test\n")
     whole = write_images(tmp_path / "whole", 4)
     answer = call("embed", str(run), str(whole), str(tmp_path / "whole.safetensors"))
-    assert answer.out.endswith(f"4 x 64 features in {tmp_path / 'whole.safetensors'}\n")
+    assert answer.out.endswith(f"4 x 64 features in {tmp_path / 'whole.safetensors'}, names in whole.names.txt\n")
     assert len((tmp_path / "features.names.txt").read_text().splitlines()) == 12
     assert "are written as .safetensors" in call("embed", str(run), "synthetic:12", str(tmp_path / "f.npy")).err
     words = ["torchvision/resnet18", "synthetic:12", str(tmp_path / "tv.safetensors"), "--image-size", "32"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import pickletools
 from pathlib import Path
@@ -144,10 +145,15 @@ def test_onnx_gives_the_same_features(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     onnx, reference = pytest.importorskip("onnx"), pytest.importorskip("onnx.reference")
     mine = BackboneConfig(backbone="resnet10", width=8, stem="small").build().eval()
+    mine.image_size, mine.mean, mine.std = 16, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1)
     exported = export(mine, tmp_path / "weights", "onnx", image_size=16)
+    prepared = "Trained on views of 16 pixels: values from 0 to 1, minus (0.5, 0.4, 0.3), over (0.25, 0.2, 0.1)."
+    assert exported.note.endswith(prepared)
+    assert export(mine, tmp_path.parent / f"{tmp_path.name}-names", "torchvision").note.endswith(prepared)
     assert [path.name for path in tmp_path.iterdir()] == ["weights.onnx"]  # with its weights inside
     model = onnx.load(str(exported.path))
     onnx.checker.check_model(model)
+    assert json.loads(model.metadata_props[0].value)["mean"] == [0.5, 0.4, 0.3]
     for batch in (2, 3):
         images = torch.rand(batch, 3, 16, 16)
         features = reference.ReferenceEvaluator(model).run(["features"], {"images": images.numpy()})[0]

@@ -58,19 +58,18 @@ class CheckReport:
         return sum(len(self.findings.get(kind, ())) for kind in BROKEN)
 
     def summary(self) -> list[tuple[str, int, str]]:
-        """Rows for a table: kind, number of images, a few examples. Of duplicates, the surplus ones count."""
+        """Rows for a table: kind, number of images, a few examples. Of duplicates, the surplus ones count; of near ones,
+        the pairs."""
         rows = []
         for kind, found in self.findings.items():
             rows.append((kind, len(found), _examples([f"{name} ({detail})" for name, detail in found])))
         for kind, groups in (("duplicate files", self.duplicate_files), ("duplicate pixels", self.duplicate_pixels)):
             if groups:
                 surplus = sum(len(group) - 1 for group in groups)
-                rows.append((kind, surplus, _examples([" = ".join(group[:EXAMPLES]) for group in groups])))
+                rows.append((f"{kind}, surplus", surplus, _examples([" = ".join(group[:EXAMPLES]) for group in groups])))
         if self.near_duplicates:
             pairs = [f"{one} ≈ {other} ({likeness:.3f})" for one, other, likeness in self.near_duplicates]
-            rows.append(
-                ("near duplicates", len({name for pair in self.near_duplicates for name in pair[:2]}), _examples(pairs))
-            )
+            rows.append(("near duplicates, pairs", len(pairs), _examples(pairs)))
         if self.near_duplicates is None:
             many = f" among more than {MOST_COMPARED:,} images" if self.count > MOST_COMPARED else ""
             rows.append(("near duplicates", 0, f"not looked for{many}"))

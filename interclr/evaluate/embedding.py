@@ -34,7 +34,7 @@ def write_features(
     features = embed_source(subject, source, context, unreadable, host)
     if unreadable.reasons:
         many = f"{len(unreadable.reasons)} of {len(source)} images are unreadable"
-        screen.warn(f"{many}, the first is {unreadable.first}")
+        screen.warn(f"{many}, their rows are NaN; the first is {unreadable.first}")
         known = features[kept := readable_rows(source, unreadable.reasons)]
         features = torch.full_like(features, float("nan"))
         features[kept] = known
@@ -43,11 +43,12 @@ def write_features(
         tensors["labels"] = source.labels.contiguous()
     save_tensors(out, tensors)
     names = "\n".join(json.dumps(source.name_of(row)) for row in range(len(source)))
-    write_text(out.with_suffix(".names.txt"), names + "\n")
+    beside = out.with_suffix(".names.txt")
+    write_text(beside, names + "\n")
     left_out = _other_splits(data, split, source.name, root)
     of = f" of the {split} split" if left_out else ""
     rest = "".join(f"; not embedded: {count:,} images of --split {name}" for name, count in left_out.items())
-    screen.say(f"{len(source):,} x {features.shape[1]} features{of} in {out}{rest}")
+    screen.say(f"{len(source):,} x {features.shape[1]} features{of} in {out}, names in {beside.name}{rest}")
 
 
 def _other_splits(data: str, own: str, name: str, root: Path | None) -> dict[str, int]:

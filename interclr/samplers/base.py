@@ -164,10 +164,10 @@ class Sampler(ABC):
         if short and not self._warned:
             self._warned = True
             warnings.warn(
-                f"images of {short} of {len(pools)} clusters have fewer than negatives={self.negatives} images to draw "
-                f"from: those of cluster {counts.index(largest)}, the largest with {largest} of {size} images, have "
-                f"{min(pools)}. They use what exists. For exactly {self.negatives} everywhere use fewer negatives, a "
-                "larger pool_fraction or more clusters",
+                f"negatives={self.negatives}, but images of {short} of {len(pools)} clusters have fewer to draw from, "
+                f"{min(pools)} at the least (cluster {counts.index(largest)}, the largest with {largest} of {size} "
+                "images): they use what exists. For as many everywhere use fewer negatives, a larger pool_fraction or "
+                "more clusters",
                 stacklevel=2,
             )
 

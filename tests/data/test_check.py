@@ -104,7 +104,7 @@ def test_every_kind_is_found(folder: Path, workers: int) -> None:
 def test_summary_and_json(folder: Path) -> None:
     report = check(folder)
     rows = {kind: (count, examples) for kind, count, examples in report.summary()}
-    assert rows["duplicate files"] == (1, "good copy.jpg = good.jpg")
+    assert rows["duplicate files, surplus"] == (1, "good copy.jpg = good.jpg")
     assert rows["small"] == (1, "<tiny>.png (8×9)")
     assert rows["zero size"][0] == 2
     assert json.loads(report.to_json())["findings"]["CMYK"][0]["name"] == "cmyk.jpg"
@@ -185,8 +185,8 @@ def test_near_duplicates_are_found_and_exact_ones_are_not_among_them(tmp_path: P
     assert report.near_duplicates is not None
     assert [pair[:2] for pair in report.near_duplicates] == [("2.png", "smaller.jpg")]  # for its exact copy as well
     assert report.duplicate_pixels == [["2.png", "same.bmp"]]
-    (row,) = (row for row in report.summary() if row[0] == "near duplicates")
-    assert row[1] == 2
+    (row,) = (row for row in report.summary() if row[0] == "near duplicates, pairs")
+    assert row[1] == 1
     assert " ≈ smaller.jpg (0.9" in row[2]
     told = json.loads(report.to_json())["near_duplicates"]
     assert [pair["images"] for pair in told] == [["2.png", "smaller.jpg"]]
