@@ -123,6 +123,9 @@ class Settings(Config):
                 "inter.head: inter.loss=soft has the method's own targets, which are of its own head; use shared, or "
                 "inter.target_view={}"
             )
+        for key in ("soft_temperature", "soft_target_temperature"):
+            if inter.loss != "soft" and getattr(inter, key) != InterConfig.model_fields[key].default:
+                raise ValueError(f"inter.{key}: only soft labels have one; use inter.loss=soft")
         if inter.target_view is not None and inter.loss != "soft":
             raise ValueError("inter.target_view: only soft targets have one of their own; use inter.loss=soft")
         if inter.target_momentum != InterConfig().target_momentum:
@@ -303,11 +306,16 @@ def explain(error: ValidationError, root: type[Config] = Settings) -> str:
 
 
 def keys_ending_in(name: str, root: type[Config] = Settings) -> list[str]:
-    """Full keys whose last part is ``name``: what somebody meant who left out the rest."""
+    """Full keys whose last part is ``name``: what somebody meant who left out the rest.
+
+    None of those of a view: ``views`` are a list, in brackets, and whoever asks for a view's seldom means that of soft
+    targets.
+    """
     found = {name: None} if name in root.model_fields else {}  # a dict, since components of a union share keys
     for key, field in root.model_fields.items():
         if get_origin(field.annotation) is not tuple:
-            parts = [part for part in _leaves(field.annotation) if isinstance(part, type) and issubclass(part, Config)]
+            kinds = [kind for kind in _leaves(field.annotation) if isinstance(kind, type)]
+            parts = [kind for kind in kinds if issubclass(kind, Config) and kind is not View]
             found |= {f"{key}.{below}": None for part in parts for below in keys_ending_in(name, part)}
     return list(found)
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from interclr.bench import branch, suite
 from interclr.bench.power import medians, watched
-from interclr.bench.stages import Stages
+from interclr.bench.stages import FORWARD_BACKWARD, Stages
 from interclr.bench.suite import Options, lines_of, run_benches
 from interclr.bench.throughput import flops_per_image
 from interclr.bench.timing import in_turns, ratios, spread
@@ -42,6 +42,7 @@ def test_quick_benches_from_the_command_line(tmp_path: Path) -> None:
     shares = results["cpu"]["shares"]
     assert sum(shares.values()) == pytest.approx(1, abs=0.05)  # medians of parts need not add up exactly
     inside = shares["encoders forward"] + shares["losses forward"] + shares["backward"]
+    assert "soft targets forward" in FORWARD_BACKWARD  # an encoder's, too, where there is one
     assert results["cpu"]["outside_forward_backward"] == pytest.approx(1 - inside, abs=0.05)
     low, high = results["cpu"]["outside_range"]
     assert low < results["cpu"]["outside_of_all_steps_together"] < high

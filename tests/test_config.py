@@ -10,7 +10,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interclr.config import Settings, dump, load_recipe, load_settings, merge, parse_override, recipe_names
+from interclr.config import (
+    Settings,
+    dump,
+    keys_ending_in,
+    load_recipe,
+    load_settings,
+    merge,
+    parse_override,
+    recipe_names,
+)
 from interclr.types import UserError
 
 RECIPES = Path(str(resources.files("interclr") / "recipes"))
@@ -196,6 +205,18 @@ def test_where_one_head_is_needed_two_are_refused() -> None:
     assert error_of("inter.target_view={}", recipe="mocov2-interclr").startswith("inter.target_view: ")
     own = ("inter.loss=soft", "inter.target_view={}")
     assert load_settings("mocov2-interclr", ["inter.head=separate", *own]).inter is not None
+
+
+def test_temperatures_of_what_is_not_soft_are_refused() -> None:
+    for key in ("soft_temperature", "soft_target_temperature"):
+        assert error_of(f"inter.{key}=0.3", recipe="mocov2-interclr").startswith(f"inter.{key}: only soft labels ")
+        assert load_settings("mocov2-interclr", [f"inter.{key}=0.3", "inter.loss=soft"]).inter is not None
+
+
+def test_nobody_is_sent_to_the_view_of_soft_targets() -> None:
+    assert keys_ending_in("blur") == []
+    assert keys_ending_in("target_view") == ["inter.target_view"]
+    assert "target_view" not in error_of("flip=0", recipe="mocov2")
 
 
 def test_a_momentum_that_moves_nothing_is_refused() -> None:

@@ -203,17 +203,20 @@ def losses_of(folder: Path) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    "inter",
+    ("recipe", "inter"),
     [
         # Clusters start after the checkpoint that is gone on from: from features that all processes make together.
-        ["inter.warmup_epochs=3"],
+        ("synthetic-mocov2-interclr", ["inter.warmup_epochs=3"]),
         # They have started before it, and targets are seen by running statistics, of which a checkpoint has one rank's.
-        ["inter.warmup_epochs=1", "inter.loss=soft", "inter.target_view={}"],
+        ("synthetic-mocov2-interclr", ["inter.warmup_epochs=1", "inter.loss=soft", "inter.target_view={}"]),
+        # The same with a copy of the encoder, which begins with the branch.
+        ("synthetic-npidv2-interclr", ["inter.warmup_epochs=1", "inter.loss=soft", "inter.target_view={}"]),
     ],
 )
-def test_torchrun_trains_writes_once_and_resumes(inter: list[str], tmp_path: Path) -> None:
+def test_torchrun_trains_writes_once_and_resumes(recipe: str, inter: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    done = torchrun(folder, "synthetic-mocov2-interclr", *TINY, *inter)
+    words = [each for each in TINY if "mocov2" in recipe or not each.startswith("method.queue")]
+    done = torchrun(folder, recipe, *words, *inter)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("done in") == 1  # one rank speaks
     first = losses_of(folder)

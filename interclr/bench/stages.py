@@ -16,7 +16,7 @@ from torch import Tensor
 from interclr.bench.setup import Prepared
 from interclr.screen import Screen
 
-FORWARD_BACKWARD = ("encoders forward", "losses forward", "backward")
+FORWARD_BACKWARD = ("encoders forward", "soft targets forward", "losses forward", "backward")
 
 
 class Stages:

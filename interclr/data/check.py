@@ -58,15 +58,16 @@ class CheckReport:
         return sum(len(self.findings.get(kind, ())) for kind in BROKEN)
 
     def summary(self) -> list[tuple[str, int, str]]:
-        """Rows for a table: kind, number of images, a few examples. Of duplicates, the surplus ones count; of near ones,
-        the pairs."""
+        """Rows for a table: kind, how many, a few examples. Of copies the surplus ones count, of near ones pairs."""
         rows = []
         for kind, found in self.findings.items():
             rows.append((kind, len(found), _examples([f"{name} ({detail})" for name, detail in found])))
         for kind, groups in (("duplicate files", self.duplicate_files), ("duplicate pixels", self.duplicate_pixels)):
             if groups:
                 surplus = sum(len(group) - 1 for group in groups)
-                rows.append((f"{kind}, surplus", surplus, _examples([" = ".join(group[:EXAMPLES]) for group in groups])))
+                rows.append(
+                    (f"{kind}, surplus", surplus, _examples([" = ".join(group[:EXAMPLES]) for group in groups]))
+                )
         if self.near_duplicates:
             pairs = [f"{one} ≈ {other} ({likeness:.3f})" for one, other, likeness in self.near_duplicates]
             rows.append(("near duplicates, pairs", len(pairs), _examples(pairs)))

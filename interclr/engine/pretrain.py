@@ -116,7 +116,7 @@ def _introduce(
     screen.say(f"{settings.method.name}{branch} on {source.name}: {facts.images:,} images, device {device}")
     if source.not_read:
         kinds = ", ".join(f"{many:,} .{kind}" for kind, many in sorted(source.not_read.items()))
-        screen.warn(f"{sum(source.not_read.values()):,} pictures are not read ({kinds}): convert them to JPEG first")
+        screen.warn(f"pictures that are not read, beside these: {kinds}; convert them to JPEG first")
     batch, world = settings.data.batch, dist.world()
     parts = f" ({world} processes of {batch // world})" if isinstance(batch, int) and world > 1 else ""
     shown = {"batch": f"{batch}{parts}", "queue": getattr(settings.method, "queue", None)}

@@ -118,10 +118,12 @@ def _load(step_once: TrainStep, state: checkpoint.State) -> None:
     learner, optimiser = step_once.learner, step_once.optimiser
     fresh = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimiser.param_groups]
     started = state["clusters_started"]
+    if started and learner.inter is None:
+        raise ValueError("the inter branch of this run has begun and cannot be taken away: resume with its settings")
     if started and any(key.startswith("slow.") for key in state["learner"]) != (learner.slow is not None):
         raise ValueError(
             "inter.target_view cannot be given to a branch that has begun, nor taken from it, where the method has no "
-            "momentum encoder: the copy that sees it begins with the branch"
+            "momentum encoder: the copy that sees it begins with the branch (a run from before that copy cannot go on)"
         )
     learner.load_state_dict(state["learner"] if started else _before_inter(learner, state["learner"]))
     if not started and learner.bank is not None:

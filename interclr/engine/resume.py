@@ -33,6 +33,8 @@ def settings_of(saved: str) -> Settings:
 def changed_settings(saved: str, now: Settings) -> list[str]:
     """``key: old → new`` for every setting that changes the result. Raises where the run could not be continued."""
     before, after = compared(settings_of(saved)), compared(now)
+    _fold_view(before, after)
+    _fold_view(after, before)
     lines = {key: f"{key}: {before.get(key)} → {after.get(key)}" for key in differing(before, after)}
     fatal = [line for key, line in lines.items() if key.startswith(FIXED)]
     if _head(before) != _head(after):  # weights of its own, there from the first step on
@@ -42,6 +44,17 @@ def changed_settings(saved: str, now: Settings) -> list[str]:
             f"--resume cannot change {'; '.join(fatal)}. Resume with the run's own value, or start a new run"
         )
     return list(lines.values())
+
+
+def _fold_view(without: dict[str, Any], given: dict[str, Any]) -> None:
+    """Of a view that only one of the two has, one line and not one for each of its settings."""
+    view = "inter.target_view"
+    if without.get(view, 0) is None and view not in given:
+        parts = [key for key in given if key.startswith(f"{view}.")]
+        for key in parts:
+            del given[key]
+        if parts:
+            given[view] = "a view of its own"
 
 
 def _head(flat: dict[str, Any]) -> str:

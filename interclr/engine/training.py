@@ -27,6 +27,7 @@ from interclr.engine.ranks import Looks, lost_another, same_on_all_ranks, same_s
 from interclr.engine.restore import FORMAT, restore
 from interclr.engine.step import CLUSTER_STREAM
 from interclr.engine.waiting import DataWait
+from interclr.models import running_statistics
 from interclr.run import checkpoint
 from interclr.run.files import write_text
 from interclr.run.folder import (
@@ -330,8 +331,7 @@ class Training:
         encoder, world = self.learner.intra.bank_encoder(), dist.world()
         if world == 1:
             return self.monitor.embed(encoder, self.data.images, what, heed=self._heed)
-        for buffer in encoder.buffers():  # statistics are each process's own, and only the first one's are saved
-            dist.broadcast(buffer)
+        dist.broadcast_all(running_statistics(encoder))  # each process has its own, and only the first one's are saved
         begins = [self.images * rank // world for rank in range(world + 1)]
         own = self.monitor.take(torch.arange(*begins[dist.rank() : dist.rank() + 2]))
         features = self.monitor.embed(encoder, own, what)

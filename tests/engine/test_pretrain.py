@@ -61,6 +61,14 @@ def test_a_recipe_by_its_name_goes_to_a_new_folder(tmp_path: Path, monkeypatch: 
     assert named.settings == run.settings
 
 
+def test_images_alone_in_their_clusters_are_warned_of_where_pairs_are_drawn(tmp_path: Path) -> None:
+    for loss, warned in (("own", True), ("soft", False)):
+        heard = Heard()
+        settings = tiny(*INTER, "inter.clusters=60", f"inter.loss={loss}", "schedule.epochs=1")
+        train(settings, tmp_path / loss, screen=heard.screen)
+        assert ("most clusters hold a single image" in heard.text) == warned
+
+
 def test_pairs_are_judged_where_some_are_drawn(tmp_path: Path) -> None:
     for loss, judged in (("own", True), ("soft", False)):
         run = train(tiny(*INTER, f"inter.loss={loss}"), tmp_path / loss)
@@ -149,7 +157,7 @@ def test_what_is_not_read_and_what_guessing_gives_is_said(tmp_path: Path) -> Non
         (tmp_path / "images" / "cats" / name).write_bytes(b"")
     heard, settings = Heard(), tiny(f"data.source={tmp_path / 'images'}", "data.batch=8", "schedule.epochs=1")
     run = train(settings, tmp_path / "run", screen=heard.screen)
-    assert "3 pictures are not read (2 .heic, 1 .nef): convert them to JPEG first" in heard.text
+    assert "pictures that are not read, beside these: 2 .heic, 1 .nef; convert them to JPEG first" in heard.text
     assert "labels: 2 classes of 40 images, the commonest (holiday) is 75 % of them" in heard.text
     assert run.result["knn_guessing"] == 75
     assert heard.text.count("always the commonest class 75.0 %, raw pixels") == 2

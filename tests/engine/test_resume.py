@@ -391,6 +391,24 @@ def test_a_view_that_a_slow_copy_sees_cannot_be_given_to_a_branch_that_has_begun
         train(tiny(*NPID, *INTER, "inter.loss=soft", "inter.target_view={}"), tmp_path / "run", resume=True)
 
 
+def test_a_branch_that_has_begun_cannot_be_taken_away(tmp_path: Path) -> None:
+    train(tiny(*NPID, *INTER, "inter.loss=soft", "inter.target_view={}"), tmp_path / "run", stop_after=2)
+    with pytest.raises(UserError, match=r"the inter branch of this run has begun and cannot be taken away"):
+        train(tiny(*NPID), tmp_path / "run", resume=True)
+
+
+def test_a_view_that_is_given_is_one_change(tmp_path: Path) -> None:
+    train(tiny(*INTER, "inter.loss=soft"), tmp_path / "run", stop_after=2)
+    given, changes = tiny(*INTER, "inter.loss=soft", "inter.target_view={}"), []
+    for settings, told in (
+        (given, "None → a view of its own"),
+        (tiny(*INTER, "inter.loss=soft"), "a view of its own → None"),
+    ):
+        changes.append(f"inter.target_view: {told}")
+        train(settings, tmp_path / "run", resume=True, stop_after=1)
+        assert final_state(tmp_path / "run")["changes"] == changes
+
+
 @pytest.mark.parametrize(("change", "differs"), [("bank_momentum=0.9", True), ("bank_momentum=0.5", False)])
 def test_a_bank_at_work_before_the_branch_is_not_changed_without_a_word(
     change: str, differs: bool, tmp_path: Path
