@@ -160,11 +160,11 @@ REPEAT = [
     "",
     "`benchmarks/cifar10.yaml` lists the runs; `results/cifar10/GROUP/RUN-sSEED.json` is the record of one, with its",
     "commit and its command. To train and measure one again beside its record (on a GPU; a run that continues another",
-    "trains that one's first part, too):",
+    "comes with that one):",
     "",
     "    interclr data get cifar10",
     "    git checkout COMMIT",
-    "    python benchmarks/cifar10.py main mocov2-interclr@2 --out again --work again-runs",
+    "    python benchmarks/cifar10.py main mocov2-interclr --seeds 2 --out again --work again-runs",
     "",
     "Without `--out`, runs that have a finished record are not made again. To make those that have none, or more",
     "seeds of some, and the pages anew:",
@@ -206,6 +206,13 @@ def results_page(groups: dict[str, Results], records: list[Record], plan: dict[s
     return "\n".join(lines).rstrip() + "\n"
 
 
+def in_short(groups: dict[str, Results], plan: dict[str, Group]) -> list[str]:
+    """What all the choices came to, as the plan has it."""
+    if MAIN not in plan or not plan[MAIN].choices:
+        return []
+    return ["## In short", "", *filled(plan[MAIN].choices, MAIN, groups).strip().splitlines(), ""]
+
+
 def choices_page(groups: dict[str, Results], plan: dict[str, Group]) -> str:
     shown = [results for results in groups.values() if page_of(results.group, plan) == "choices"]
     shown.sort(key=lambda results: -max(record["settings"]["schedule"]["epochs"] for record in results.records))
@@ -219,6 +226,7 @@ def choices_page(groups: dict[str, Results], plan: dict[str, Group]) -> str:
         "to look, and rarely what is so. What the branch gained is told over the same run without it. The longest",
         "trainings come first.",
         "",
+        *in_short(groups, plan),
         *settings_section(shown),
         *again_section([record for results in groups.values() for record in results.records]),
     ]

@@ -55,6 +55,7 @@ class Entry(Config):
 class Group(Config):
     about: str = ""  # stands above the group's table: what was asked, and found; figures: see cifar10_about.py
     short: str = ""  # the first group's: what a reader should take along, above everything
+    choices: str = ""  # the first group's: what all choices came to, above those
     page: Literal["results", "choices", "time"] = "results"  # time: nothing but how long it took
     superseded: bool = False  # by a later group that asks the same: it stands behind all others
     apart: dict[str, tuple[str, ...]] = Field(
