@@ -69,9 +69,8 @@ def test_a_step_never_waits_for_the_host(recipe: str, more: list[str]) -> None:
     optimiser = settings.optimiser.build(learner.intra.encoder, peak_rate(settings))
     views = Views(settings.views, 32, settings.data.mean, settings.data.std)
     plan = Plan(2, 16, 1, 0, peak_rate(settings), 0)
-    inter = settings.inter
-    weak = None if inter is None or inter.target_view is None else (inter.target_view,)
-    target_view = None if weak is None else Views(weak, 32, settings.data.mean, settings.data.std)
+    target = None if settings.branch is None else settings.branch.target_view
+    target_view = None if target is None else Views((target,), 32, settings.data.mean, settings.data.std)
     step = TrainStep(learner, views, optimiser, plan, device, "bf16", channels_last=True, target_view=target_view)
     if learner.labels is not None and learner.bank is not None:
         learner.start_clusters(learner.bank.features.clone(), torch.Generator().manual_seed(0))
