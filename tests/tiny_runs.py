@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from io import StringIO
@@ -41,6 +42,13 @@ TIMING = {"images_per_second", "data_wait"}
 def tiny(*overrides: str) -> Settings:
     """Plain MoCo v2 on 64 images with a network of 8 channels, changed by ``overrides``. No recipe has a say in it."""
     return load_settings("views/synthetic", (*TINY, *MOCO, *overrides))
+
+
+def folder_settings(folder: Path, *overrides: str) -> Settings:
+    """The same on the images of a folder."""
+    return tiny(
+        f"data.source={json.dumps(str(folder))}", "data.batch=8", "data.workers=0", "data.max_side=64", *overrides
+    )
 
 
 class Heard:
