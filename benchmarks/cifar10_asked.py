@@ -19,7 +19,7 @@ from cifar10_results import (
     rows_of,
     standard_error,
 )
-from cifar10_study import SMALL_STUDIED, STUDIED, tally
+from cifar10_study import SMALL_STUDIED, STUDIED, controlled, pairs_of, tally
 from scipy import stats  # type: ignore[import-untyped]
 
 METHODS = ("npidv2", "mocov2", "byol")
@@ -180,16 +180,19 @@ def _time(groups: dict[str, Results]) -> Iterator[Sequence[str]]:
 
 
 def _observed(groups: dict[str, Results]) -> Iterator[Sequence[str]]:
-    asked = "reproduced, or not and why"
-    for group in (STUDIED, SMALL_STUDIED):
-        found = tally(groups[group]) if group in groups else {}
-        told = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
-        about = group if group == STUDIED else f"{group}, a ResNet-8"
-        if told or group == STUDIED:
-            result = (
-                f"[there](results-choices.md#{group})" if told and group != STUDIED else "" if told else "not run yet"
-            )
-            yield f"the paper's observations, by k-NN ({about})", asked, "–", told or "–", result
+    what, asked = "the paper's observations, by k-NN", "reproduced, or not and why"
+    found = tally(groups[STUDIED], pairs_of(groups[STUDIED])) if STUDIED in groups else {}
+    yield f"{what} ({STUDIED})", asked, "–", _counted(found) or "–", "" if found else "not run yet"
+    if SMALL_STUDIED in groups:
+        small, where = groups[SMALL_STUDIED], f"[there](results-choices.md#{SMALL_STUDIED})"
+        kinds = ("a ResNet-8", pairs_of(small)), ("the same with positives mostly right, by labels", controlled(small))
+        for kind, pairs in kinds:
+            if told := _counted(tally(small, pairs)):
+                yield f"{what} ({SMALL_STUDIED}, {kind})", asked, "–", told, where
+
+
+def _counted(found: dict[str, int]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in found.items())
 
 
 def _long(groups: dict[str, Results]) -> Sequence[str]:

@@ -66,13 +66,12 @@ def observations(results: Results) -> list[str]:
         "",
         *_observed(results, pairs_of(results)),
     ]
-    controlled = [(told, *pair) for told, *pair in pairs_of(results, CONTROLLED) if set(pair) <= set(results.runs)]
-    if controlled:
+    if again := controlled(results):
         lines += [
             "The same of controls, most of whose positives are right by the classes of the images: are they seen where",
             "pseudo-labels are mostly right?",
             "",
-            *_observed(results, controlled),
+            *_observed(results, again),
         ]
     return lines
 
@@ -82,6 +81,12 @@ def pairs_of(results: Results, prefix: str = "") -> list[tuple[str, str, str]]:
     base = base_of(results)
     named = [(told, *(base if run == BASE else run for run in pair)) for told, *pair in OBSERVATIONS]
     return [(told, prefix + better, prefix + worse) for told, better, worse in named]
+
+
+def controlled(results: Results) -> list[tuple[str, str, str]]:
+    """Those that are asked of controls as well."""
+    named = pairs_of(results, CONTROLLED)
+    return [(told, better, worse) for told, better, worse in named if {better, worse} <= set(results.runs)]
 
 
 def _observed(results: Results, pairs: Sequence[tuple[str, str, str]]) -> list[str]:
@@ -102,9 +107,9 @@ def _observed(results: Results, pairs: Sequence[tuple[str, str, str]]) -> list[s
     return rows_of(header, table)
 
 
-def tally(results: Results) -> dict[str, int]:
+def tally(results: Results, pairs: Sequence[tuple[str, str, str]]) -> dict[str, int]:
     """How many of the observations came to which verdict by k-NN; nothing where none can be judged yet."""
-    verdicts = [verdict(results.differences(*pair, KNN)) for _, *pair in pairs_of(results)]
+    verdicts = [verdict(results.differences(*pair, KNN)) for _, *pair in pairs]
     return {} if set(verdicts) <= {UNKNOWN} else {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
 
 
