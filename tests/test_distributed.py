@@ -344,7 +344,7 @@ def test_each_process_embeds_its_share_and_all_have_all(tmp_path: Path, monkeypa
         return torch.cat([sent.get(rank, own) for rank in range(world)])
 
     monkeypatch.setattr(dist, "all_gather", gather)
-    monkeypatch.setattr(dist, "broadcast", lambda tensor: tensor)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, source=0: tensor)
     for rank in range(world):
         monkeypatch.setattr(dist, "rank", lambda rank=rank: rank)
         everyone = run._embed_all("a share")
