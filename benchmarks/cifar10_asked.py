@@ -52,8 +52,7 @@ def short_section(results: Results) -> list[str]:
         "",
         *rows_of(("with the branch minus without", "seeds", *GAINS), _gains(results)),
         *_against_what_was_asked(results),
-        *(chances := _by_chance(results)),
-        *[NOT_KNOWN] * bool(chances),
+        *_by_chance(results),
         "",
     ]
 
@@ -137,12 +136,8 @@ def _by_chance(results: Results) -> list[str]:
         f"- Of {len(found)} comparisons {len(found) * FALSE:.1f} would be bold by chance alone. Allowing for that "
         f"(Benjamini and Hochberg, {100 * FALSE:.0f} %) {'these stay' if kept else 'none stays'}"
         f"{': ' + ', '.join(kept) if kept else ''}{'; these do not: ' + ', '.join(fallen) if fallen else ''}.",
+        "- No interval knows how much hangs on these test images, nor on the images that few labels were drawn from.",
     ]
-
-
-NOT_KNOWN = (
-    "- No interval knows how much hangs on these test images, nor on the images that few labels were drawn from."
-)
 
 
 # The rest.

@@ -14,17 +14,8 @@ from interclr.data.source import FileSource
 from interclr.types import UserError
 
 HELD_OUT = ("val", "test")
-# Formats of pictures that nothing here decodes: phones' and cameras' own.
-OTHER_PICTURES = {"heic", "heif", "avif", "jxl", "jp2", "psd"} | {
-    "dng",
-    "cr2",
-    "cr3",
-    "nef",
-    "arw",
-    "orf",
-    "raf",
-    "rw2",
-}
+# Pictures that nothing here decodes, by extension: those of phones and editors, and cameras' raw ones.
+ENCODED, RAW = {"heic", "heif", "avif", "jxl", "jp2", "psd"}, {"dng", "cr2", "cr3", "nef", "arw", "orf", "raf", "rw2"}
 
 
 def open_folder(folder: Path, split: str = "train", max_side: int | None = None, name: str | None = None) -> FileSource:
@@ -41,7 +32,7 @@ def open_folder(folder: Path, split: str = "train", max_side: int | None = None,
     siblings = [folder / sibling for sibling in splits_of_folder(folder).values()] if images != folder else []
     labels, classes = labels_by_folder(names, siblings, images)
     source = FileSource(images, names, labels, name=name or str(images), classes=classes, max_side=max_side)
-    source.not_read = {kind: many for kind, many in listing.kinds.items() if kind in OTHER_PICTURES}
+    source.not_read = {kind: many for kind, many in listing.kinds.items() if kind in ENCODED | RAW}
     return source
 
 
